@@ -10,6 +10,9 @@ line uses it.
 BAD_USAGE = 2
 """The exit status of all programs for options that cannot be carried out."""
 
+MAX_REASON = 1024
+"""The maximum length of a reason that may quote another program."""
+
 
 class PympsdError(Exception):
     """Base of all errors of the daemon, the server and the client library.
@@ -92,8 +95,12 @@ class LocalError(ProtocolError):
 class RemoteError(ProtocolError):
     """The other side violated the protocol with a malformed, too long or untimely message.
 
-    Raised while a message is read. A caller closes this connection and serves all others.
+    Raised while a message is read. A caller closes this connection and serves all others. The message is cut, because
+    it may quote the other side.
     """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason[:MAX_REASON])
 
 
 class LimitExceeded(RemoteError):

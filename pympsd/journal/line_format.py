@@ -7,11 +7,16 @@ dialects of the logs.
 import json
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
 from pympsd.vocabulary.untrusted import ESCAPED
+
+OF_SEVERAL_LINES: Final = frozenset({"answer"})
+"""The events whose text may have line ends, as recorded. In all others they are escaped: the text may quote a name, a
+setting or a message of any user, who could forge a line.
+"""
 
 
 class Dialect(StrEnum):
@@ -93,7 +98,10 @@ def render(entry: LogEntry, catalogued: Line, dialect: Dialect) -> bytes | None:
     if dialect is Dialect.R580 and catalogued.r580_pid:
         pid = entry.fields[catalogued.r580_pid]
     place = f" ({entry.fields['place']})" if "place" in entry.fields else ""
-    return line(entry.when, who, pid, text.format(**entry.fields) + place)
+    text = text.format(**entry.fields) + place
+    if entry.event not in OF_SEVERAL_LINES:
+        text = text.replace("\n", "\\n")
+    return line(entry.when, who, pid, text)
 
 
 def _json(entry: LogEntry) -> bytes:
@@ -101,7 +109,7 @@ def _json(entry: LogEntry) -> bytes:
     # JSON is text: undecodable bytes become the replacement character.
     fields = {name: _text(value) if isinstance(value, str) else value for name, value in entry.fields.items()}
     head = {"time": moment, "who": entry.who, "pid": entry.pid, "event": entry.event}
-    return json.dumps({**head, "fields": fields}).encode() + b"\n"
+    return json.dumps({**head, "fields": fields}, allow_nan=False).encode() + b"\n"
 
 
 def _text(value: str) -> str:

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from pympsd.process.files import unreachable_folder
 from pympsd.process.spawn import open_process
 from pympsd.service.dispatcher import Dispatcher, RunningServer
 from pympsd.service.processes.identity import Denied, OwnIdentity, change_of_identity
-from pympsd.service.processes.status import process_end
+from pympsd.service.processes.status import is_child, process_end
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
@@ -55,8 +56,8 @@ DRAIN_SECONDS: Final = 0.5
 """The time in seconds to read a server's last output, because an executor may keep the pipe open a little longer."""
 POLL_SECONDS: Final = 0.05
 """The interval in seconds of the checks for a server's end if no descriptor is left to wait for the end."""
-MAX_STDERR_BYTES: Final = 64 * 1024
-"""The number of bytes of a server's standard error that are logged."""
+MAX_STDERR_LINES: Final = 1000
+"""The number of lines of a server's standard error that are logged."""
 
 
 INSTALL_FOR_ALL: Final = (
@@ -85,12 +86,15 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
     channel = MessageChannel(
         trio.socket.from_stdlib_socket(own_end), allowance=dispatcher.budgets.buffers.link(instruction.uid)
     )
-    session = ServerSession(instruction.server, instruction.uid, process.pid, process.kill, channel)
+    session = ServerSession(instruction.server, instruction.uid, process.pid, partial(kill, process.pid), channel)
 
     async def run() -> None:
         name, note = link_name(instruction.server), messages.encode(EndIfAlone())
         with dispatcher.keeper.hold_during(name, own_end.fileno(), note):
-            await session.run(dispatcher)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_hang_up_at_end, process.pid, channel)
+                await session.run(dispatcher)
+                nursery.cancel_scope.cancel()
 
     await attend(dispatcher, instruction, session, process, run)
     channel.close()
@@ -210,6 +214,19 @@ async def reap(process: trio.Process) -> int:
     return await process.wait()
 
 
+def kill(pid: int) -> None:
+    """Kill a child unless it has been reaped. (Process.kill would reap a child that has ended, before `reap`.)"""
+    if is_child(pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+async def _hang_up_at_end(pid: int, channel: MessageChannel) -> None:
+    """End a server's link when its process has ended: another process of the user may have a copy of the link."""
+    with contextlib.suppress(OSError):
+        await wait_for_end(pid)
+        channel.hang_up()
+
+
 async def wait_for_end(pid: int) -> None:
     """Wait until a child has ended, without reaping it."""
     try:
@@ -227,11 +244,11 @@ async def wait_for_end(pid: int) -> None:
 async def _log_stderr(dispatcher: Dispatcher, process: trio.Process, last: list[str]) -> None:
     """Log the standard error of a server and its executors; put the latest line in ``last``."""
     assert process.stderr is not None  # standard error is a pipe
-    size = 0
+    remaining = MAX_STDERR_LINES
     async with process.stderr as stream:
         async for data in stream:
-            size += len(data)
-            if size <= MAX_STDERR_BYTES:
-                for text in filter(None, (sanitise(part) for part in bytes(data).splitlines())):
-                    dispatcher.journal.write_server("Other", process.pid, "fifo_line", {"text": text})
-                    last[:] = [text]
+            parts = bytes(data).splitlines()[:remaining]
+            remaining -= len(parts)
+            for text in filter(None, map(sanitise, parts)):
+                dispatcher.journal.write_server("Other", process.pid, "fifo_line", {"text": text})
+                last[:] = [text]

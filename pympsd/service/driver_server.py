@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from pympsd.process.spawn import open_process
-from pympsd.service.children import START_ERRORS, attend, make_identity_options, spawn_failed, wait_for_end
+from pympsd.service.children import START_ERRORS, attend, kill, make_identity_options, spawn_failed, wait_for_end
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import is_child
 from pympsd.service.sessions.driver.server import DriverServerSession
@@ -32,7 +32,9 @@ async def spawn_driver_server(dispatcher: Dispatcher, instruction: SpawnServer) 
     except START_ERRORS as error:
         dispatcher.feed(spawn_failed(instruction, error))
         return
-    session = DriverServerSession(dispatcher, instruction.server, instruction.uid, process.pid, process.kill)
+    session = DriverServerSession(
+        dispatcher, instruction.server, instruction.uid, process.pid, partial(kill, process.pid)
+    )
 
     async def wait_for_session() -> None:
         """Wait until the server closes its connection, or its process ends before it has connected."""

@@ -23,7 +23,7 @@ from attrs import evolve, field, frozen
 from pympsd.devices.discovery import Machine
 from pympsd.devices.state_folder import resolve, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
-from pympsd.process.spawn import map_buffers
+from pympsd.process.spawn import map_buffers, reap_orphans
 from pympsd.process.version import CUDA_VERSIONS
 from pympsd.service.children import spawn_server
 from pympsd.service.dispatcher import Dispatcher, Ending, Sessions
@@ -199,6 +199,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         dispatcher.sockets = sockets = NamespaceSockets(dispatcher, kept_entries, directory.is_taken_by_another)
         pending = _save_and_take_over(dispatcher, directory, kept_entries)
         nursery.start_soon(_handle_signals, dispatcher, signals)
+        if os.getpid() == 1:
+            nursery.start_soon(reap_orphans)
         for listener in _listeners(dispatcher, listening, kept_entries):
             nursery.start_soon(listener.run)
         kept_entries.close()

@@ -158,12 +158,14 @@ class PendingServer:
     """The start time of the server's process, in clock ticks since boot."""
     resolved: trio.Event = field(factory=trio.Event, init=False)
     """An event that is set when the server has reported, or when it cannot report any more."""
+    _link: trio.socket.SocketType | None = field(default=None, init=False)
     _serving: trio.Event | None = field(default=None, init=False)
     """An event that is set at the end of the server's session; None: the session has not begun."""
 
     async def watch(self, dispatcher: Dispatcher) -> None:
         """Wait for the server's process to end, and clean up after it."""
         await self.process.watch()
+        self._hang_up()
         # Init may have reaped it, so the start time shows whether the ID of its session is in use again.
         kill_session(self.session.pid, self.session.uid, self.started)
         if self._serving is not None:
@@ -178,7 +180,9 @@ class PendingServer:
     async def serve(self, dispatcher: Dispatcher, fd: int) -> None:
         """Handle the messages on the server's link until it closes; then kill the server if it does not exit."""
         self._serving = trio.Event()
-        sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
+        self._link = sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
+        if self.process.gone.is_set():
+            self._hang_up()
         allowance = dispatcher.budgets.buffers.link(self.session.uid)
         try:
             with dispatcher.keeper.drop_after(link_name(self.session.id)):
@@ -193,6 +197,12 @@ class PendingServer:
             with trio.move_on_after(LEAVE_SECONDS):
                 await self.process.gone.wait()
             self.session.kill()
+
+    def _hang_up(self) -> None:
+        """End the link of a process that has ended: another process of the user may have a copy of the link."""
+        if self._link is not None:
+            with suppress(OSError):
+                self._link.shutdown(socket.SHUT_RDWR)
 
     async def _serve_own(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> None:
         try:
@@ -246,7 +256,7 @@ class PendingServer:
             raise RemoteError(f"it reports {contexts} contexts of {len(clients)} clients")
         if hello.status not in set(ServerStatus):
             raise RemoteError(f"{hello.status!r} is not a server status")
-        session.take_over(channel, contexts)
+        session.take_over(channel)
         dispatcher.feed(events.ServerTakenOver(session.id, hello.status, hello.leaving, clients))
         self.resolved.set()
         return True

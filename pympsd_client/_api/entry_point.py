@@ -24,7 +24,7 @@ that is::
 The order of the steps is fixed:
 
 1. A program that runs natively gets the driver's answer to everything.
-2. Calls in host functions are refused.
+2. Calls in host functions are refused, except those that are allowed before cuInit.
 3. Arguments of wrong types raise, as in cuda.bindings, even before cuInit.
 4. A call before cuInit fails.
 5. Handles that must not be NULL are checked (``nonnull`` in the row), before the context.
@@ -117,17 +117,21 @@ def _source(signature: Signature) -> str:
         )
     )
     lines = [f"def {name}({declared}):"]
+    is_early = calling in (Calling.ANYWHERE, Calling.BEFORE_INIT)
     if calling is not Calling.ANYWHERE:
         lines += [
             "    if _process.native is not None:",
             f"        return _process.native.{name_of(name)}({arguments})",
+        ]
+    if not is_early:
+        lines += [
             "    if _process.calls_back and _this_thread.in_host_function:",
             f"        return _fail(_not_permitted(), {outputs})",
         ]
     lines.append("    try:")
     if calling is not Calling.UNCONVERTED and not is_variants:
         lines += [f"        {line}" for parameter in signature.inputs for line in _conversion(parameter)]
-    if calling not in (Calling.ANYWHERE, Calling.BEFORE_INIT):
+    if not is_early:
         lines += ["        if _process.connection is None:", "            _process.require()"]
     required = [parameter.name for parameter in signature.inputs if parameter.is_nonnull]
     lines += [f"        if not {name}: raise _null({name!r})" for name in required]

@@ -354,9 +354,12 @@ class Captures:
             self._modes.current = before
 
     def refuse(self, context: Context, stream: int, call: str) -> None:
-        """Raise STREAM_CAPTURE_UNSUPPORTED if the stream captures, whose capture becomes invalid."""
+        """Raise STREAM_CAPTURE_UNSUPPORTED if the stream captures, whose capture becomes invalid.
+
+        On a GPU the error of cuStreamAddCallback is the same in an invalid capture.
+        """
         with self._lock:
-            capture = self.find_valid((context, stream))
+            capture = self._captures.get((context, stream))
             if capture is not None:
                 raise _refusal(capture, call)
 

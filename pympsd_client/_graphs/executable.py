@@ -26,19 +26,20 @@ so several changes between two launches cost one upload.
 """
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from itertools import count, groupby
 from threading import RLock
 from typing import Any, Final
 
+from pympsd.wire.records import STREAM_LEGACY
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.capture import captures
-from pympsd_client._graphs.division import Division, divide
+from pympsd_client._graphs.division import divide
 from pympsd_client._graphs.graph import Graph, Node, allocate_handle
-from pympsd_client._graphs.items import Failed
+from pympsd_client._graphs.items import Division, Failed
 from pympsd_client._graphs.part import GraphPart
 from pympsd_client._objects import host_function
 from pympsd_client._objects import stream as streams
@@ -88,7 +89,8 @@ class Executable:
         """The streams in which parts run if the graph or a launch has several contexts."""
         self._copy_streams: Final[dict[Context, int]] = {}
         """The streams in which this process copies memory of each context."""
-        self._last_stream: int | None = None
+        self._last_direct: tuple[Context, int] | None = None
+        """The stream of the last launch that did not use the graph's own streams."""
         self._launching: Final = RLock()  # the finalizer of an object that an update drops may destroy the graph
         try:
             self._instantiate(otherwise)
@@ -152,13 +154,11 @@ class Executable:
             raise failed.error from None
 
     def _instantiate(self, otherwise: Callable[[], Context]) -> None:
-        divisions = divide(self.graph, otherwise)
+        divisions, disabled = divide(self.graph, otherwise), frozenset(self._disabled)
         parts: list[tuple[GraphPart, Division]] = []
         try:
             for own in divisions:
-                others = (division.nodes for division in divisions if division is not own)
-                skipped = frozenset(self._disabled.union(*others))
-                part = GraphPart(own.context, self.graph, skipped, self.handle, self._copy_stream_of)
+                part = GraphPart(own, disabled, self.handle, self._copy_stream_of)
                 parts.append((part, own))
         except BaseException:
             for part, _ in parts:
@@ -193,9 +193,9 @@ class Executable:
             parts = self._parts
             if len(parts) == 1 and parts[0][0].context is context:
                 parts[0][0].launch(stream_id)
+                self._last_direct = context, stream_id
             else:
                 self._launch_across((context, stream_id))
-            self._last_stream = stream
         for part, _ in parts:
             for handle in part.recorded:
                 event = events.get(handle)
@@ -244,38 +244,35 @@ class Executable:
         return works.ChildWork(works.clone(self.graph))
 
     def destroy(self) -> None:
-        """Destroy the graph. Queued launches continue; the objects that the graph retains are released after them."""
+        """Destroy the graph.
+
+        Queued launches continue in all contexts that are open; the graph's streams and the objects that it retains
+        are given back after them.
+        """
         executables.remove(self.handle)
-        is_usable = self.context.active and self.context.sticky_error is None
         with self._launching:
-            self._drop_all()
-        give_back = partial(works.destroy, self.graph)
-        if not (is_usable and self._last_stream is not None and self.graph.retained):
-            give_back()
-            return
-        try:
-            host_function.run_after(self._last_stream, give_back)
-        except CudaError:  # the stream was destroyed, so wait for all streams
-            self.context.synchronize()
-            give_back()
+            self._drop()
+        launched_in = list(self._own_streams.items())
+        if self._last_direct is not None:
+            context, stream = self._last_direct
+            if stream == STREAM_LEGACY or _known_stream(stream) is not None:
+                launched_in.append(self._last_direct)
+            elif self.graph.retained or self._copy_streams:  # the stream was destroyed, so wait for all streams
+                with suppress(CudaError):
+                    context.synchronize()
+        needs_wait = self.graph.retained or self._own_streams or self._copy_streams
+        host_function.run_after(launched_in if needs_wait else [], self._give_back)
+
+    def _give_back(self) -> None:
+        works.destroy(self.graph)
+        for stream in (*self._own_streams.values(), *self._copy_streams.values()):
+            with suppress(CudaError):  # its context has been closed, or has an error
+                streams.destroy(stream)
 
     def is_in(self, context: Context) -> bool:
         """Return whether the graph has items or streams in a context."""
         used = (self._own_streams, self._copy_streams, [part.context for part, _ in self._parts])
         return context is self.context or any(context in places for places in used)
-
-    def end(self) -> None:
-        """Release the objects that the graph retains, and its items, because one of its contexts is closing."""
-        executables.remove(self.handle)
-        self._drop_all()
-        works.destroy(self.graph)
-
-    def _drop_all(self) -> None:
-        self._drop()
-        while self._own_streams:
-            context, stream = self._own_streams.popitem()
-            if context.active and context.sticky_error is None:
-                streams.destroy(stream)
 
 
 def _stream_of(context: Context, own_streams: dict[Context, int]) -> int:
@@ -289,7 +286,7 @@ def _give_back(context: Context) -> None:
     """End the executable graphs of a closing context."""
     for executable in executables.list_all():
         if executable.is_in(context):
-            executable.end()
+            executable.destroy()
 
 
 when_closed.append(_give_back)  # before the table below is made, whose own function drops the graphs

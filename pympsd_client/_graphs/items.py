@@ -1,9 +1,11 @@
 """Conversion between nodes and records: the items of executable graphs, and the work of captured records.
 
-An item is a record, the indices of the items that it comes after, and for a conditional node its bodies. Empty items
-join branches, so that m items before n items need m + n edges instead of m x n. Child graphs are flattened: their
-first items come after the node's dependencies. In records the legacy stream stands for the stream of the launch.
+An item is a record, the indices of the items that it comes after, and for a conditional node its bodies. Items are
+made from the entries of a `Division`, into which `division` divides graphs. In records the legacy stream stands for
+the stream of the launch.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -29,7 +31,7 @@ from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.kernel_parameters import raw_packer, record_bytes
 from pympsd_client._command_stream.operations import LAUNCH_OPCODE
 from pympsd_client._graphs import work as works
-from pympsd_client._graphs.graph import Graph, Node
+from pympsd_client._graphs.graph import Node
 from pympsd_client._objects.code.module import Function, functions
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.event import events
@@ -39,16 +41,6 @@ from pympsd_client._objects.memory.region_copy import CopyExtent, CopyRegion
 
 _STREAM: Final = STREAM_LEGACY
 """The stream id in the records of items, which stands for the stream of the launch."""
-
-
-_NOT_IN_BODIES: Final = (
-    works.HostWork,
-    works.RecordWork,
-    works.WaitWork,
-    works.AllocateWork,
-    works.FreeWork,
-    works.BatchWork,
-)
 
 
 class Failed(CallError):
@@ -69,13 +61,40 @@ class HostCopy:
     extent: CopyExtent
 
 
+@frozen(eq=False)
+class DivisionEntry:
+    """A node of a division, or without a node the point where branches join."""
+
+    node: Node | None
+    after: tuple[int, ...]
+    """The indices of the entries of the same division that it comes after."""
+    bodies: tuple[Division, ...] = ()
+    """The bodies of a conditional node."""
+
+
+@define(eq=False)
+class Division:
+    """Nodes that run in one context, without a wait for another context in between."""
+
+    context: Context
+    stage: int
+    entries: list[DivisionEntry] = field(factory=list, init=False)
+    waits_for: set[Context] = field(factory=set, init=False)
+    """The other contexts whose parts of earlier stages have to end first."""
+
+    def add(self, entry: DivisionEntry) -> int:
+        """Add an entry and return its index."""
+        self.entries.append(entry)
+        return len(self.entries) - 1
+
+
 @define(eq=False)
 class Items:
     """The items of an executable graph, or of a part of one, in one context."""
 
     context: Context
-    skipped: frozenset[Node] = frozenset()
-    """The nodes that do nothing: those that are disabled, and those of other parts."""
+    disabled: frozenset[Node] = frozenset()
+    """The nodes that do nothing."""
     in_body: bool = False
     """Whether the items are a conditional node's body, in which host functions and host copies are not allowed."""
     items: list[GraphItem] = field(factory=list, init=False)
@@ -84,56 +103,40 @@ class Items:
     recorded: list[int] = field(factory=list, init=False)
     """The handles of the events that the graph records."""
 
-    def add_all(self, graph: Graph) -> None:
-        """Add a graph's items; raise Failed, or CudaError for a cycle."""
-        self._add_graph(graph, ())
+    def add_all(self, division: Division) -> None:
+        """Add a division's items; raise Failed."""
+        last: list[int] = []
+        """The last item of each entry."""
+        for entry in division.entries:
+            try:
+                last.append(self._add_entry(entry, [last[index] for index in entry.after]))
+            except CudaError as error:
+                raise Failed(entry.node, error) from None
         if not self.items:
             self._add(b"", ())
 
-    def _add_graph(self, graph: Graph, after: tuple[int, ...]) -> tuple[int, ...]:
-        """Add a graph's items after ``after``; return its last items, or ``after`` if it has no nodes."""
-        ends: dict[Node, tuple[int, ...]] = {}
-        for node in graph.sort():
-            before = tuple({item: None for earlier in node.dependencies for item in ends[earlier]}) or after
-            try:
-                ends[node] = self._add_node(node, before)
-            except CudaError as error:
-                raise Failed(node, error) from None
-        last = tuple({item: None for node in graph.nodes.values() if not node.dependents for item in ends[node]})
-        return self._join(last or after)
-
-    def _join(self, after: tuple[int, ...]) -> tuple[int, ...]:
-        """Return ``after`` if it has at most one item, else a new empty item that comes after all of them."""
-        return after if len(after) <= 1 else self._add(b"", after)
-
-    def _add(self, record: bytes, after: Sequence[int], conditional: Conditional | None = None) -> tuple[int, ...]:
+    def _add(self, record: bytes, after: Sequence[int], conditional: Conditional | None = None) -> int:
         self.items.append(GraphItem(record, tuple(sorted(after)), conditional))
-        return (len(self.items) - 1,)
+        return len(self.items) - 1
 
-    def _add_node(self, node: Node, after: tuple[int, ...]) -> tuple[int, ...]:
-        """Add a node's items after the items ``after``, and return the node's last items; raise CudaError."""
-        work = node.work
-        if self.in_body and isinstance(work, _NOT_IN_BODIES):
-            raise _not_in_body(f"a {work.type.name} node")
-        if node in self.skipped:
-            return self._join(after)
-        if isinstance(work, works.EmptyWork | works.AllocateWork | works.FreeWork):
+    def _add_entry(self, entry: DivisionEntry, after: Sequence[int]) -> int:
+        """Add an entry's items after the items ``after``, and return its last item; raise CudaError."""
+        if entry.node is None or entry.node in self.disabled:
             return self._add(b"", after)
-        if isinstance(work, works.ChildWork):
-            return self._add_graph(work.graph, self._join(after))
+        work = entry.node.work
         if isinstance(work, works.ConditionalWork):
-            return self._add(b"", after, self._conditional(work))
-        if isinstance(work, works.BatchWork):
+            return self._add(b"", after, self._conditional(work, entry.bodies))
+        if isinstance(work, works.BatchWork) and work.parts:
             for part in work.parts:
-                after = self._add(self._record(part), after)
-            return after if work.parts else self._add(b"", after)
-        return self._add(self._record(work), after)
+                after = (self._add(self._record(part), after),)
+            return after[0]
+        return self._add(b"" if isinstance(work, works.BatchWork) else self._record(work), after)
 
-    def _conditional(self, work: works.ConditionalWork) -> Conditional:
+    def _conditional(self, work: works.ConditionalWork, divisions: tuple[Division, ...]) -> Conditional:
         condition, bodies = work.condition, []
-        for body in work.bodies:
-            items = Items(self.context, self.skipped, True)
-            items.add_all(body)
+        for division in divisions:
+            items = Items(self.context, self.disabled, True)
+            items.add_all(division)
             bodies.append(tuple(items.items))
         default = condition.default if condition.assigns else None
         return Conditional(condition.handle, ConditionalKind(work.kind), default, tuple(bodies))
@@ -162,7 +165,7 @@ class Items:
 
     def _host(self, run: Callable[[int], None] | HostCopy, context_id: int) -> bytes:
         if self.in_body:
-            raise _not_in_body("a copy with memory that the device cannot access")
+            raise not_in_body("a copy with memory that the device cannot access")
         self.host_work.append(run)
         return operations.HOST_FUNCTION.record(context_id, 0, _STREAM, len(self.host_work) - 1)
 
@@ -199,7 +202,8 @@ class Items:
         return CopySpace.PINNED if pinned.is_reached_by(transport, region.address, region.span(extent)) else None
 
 
-def _not_in_body(what: str) -> CudaError:
+def not_in_body(what: str) -> CudaError:
+    """Return the error for work that the body of a conditional node cannot have."""
     reason = (
         f"the body of a conditional node cannot have {what}: it has kernels, copies and fills of device and "
         "page-locked memory, empty nodes, child graphs and conditional nodes"

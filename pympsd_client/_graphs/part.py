@@ -17,8 +17,8 @@ from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.host_callbacks import PendingCallback
-from pympsd_client._graphs.graph import Graph, Node
-from pympsd_client._graphs.items import HostCopy, Items
+from pympsd_client._graphs.graph import Node
+from pympsd_client._graphs.items import Division, HostCopy, Items
 from pympsd_client._objects import host_function
 from pympsd_client._objects.context import Context, this_thread
 from pympsd_client._objects.copies import upload
@@ -35,20 +35,20 @@ class GraphPart:
 
     def __init__(
         self,
-        context: Context,
-        graph: Graph,
-        skipped: frozenset[Node],
+        division: Division,
+        disabled: frozenset[Node],
         order: int,
         copy_stream_of: Callable[[Context], int],
     ) -> None:
-        """Send the items of a graph, except the nodes ``skipped``, to the executor of a context.
+        """Send the items of a division, in which the nodes ``disabled`` do nothing, to the executor of its context.
 
         ``order``: a number for the order of host functions, which no other graph has. ``copy_stream_of`` returns the
         handle of the stream in which this process copies memory of a context. Raise Failed, which names a node, or
         CudaError.
         """
-        items = Items(context, skipped)
-        items.add_all(graph)
+        context = division.context
+        items = Items(context, disabled)
+        items.add_all(division)
         self._host_work: Final = [
             _copier(work, context, copy_stream_of) if isinstance(work, HostCopy) else work for work in items.host_work
         ]

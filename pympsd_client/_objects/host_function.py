@@ -7,6 +7,7 @@ function's exception goes to `sys.unraisablehook`, and the stream continues.
 
 import ctypes
 from collections.abc import Callable
+from itertools import count
 from threading import Event, Lock
 from typing import Any, Final
 
@@ -55,13 +56,24 @@ def callee(function: Any, data: Any) -> tuple[int, int, Callable[[int], None]]:
     return address, pointer, _hold((function, data), lambda status: c_function(pointer))
 
 
-def run_after(stream: int, run: Callable[[], None]) -> None:
-    """Run one of pympsd's own functions after a stream's earlier work, even if that work fails.
+def run_after(places: list[tuple[Context, int]], run: Callable[[], None]) -> None:
+    """Run one of pympsd's own functions after the earlier work of streams, even if that work fails.
 
-    The function runs in a callback thread and must not raise. Raise CudaError if it cannot be queued.
+    Each stream is given by its context and its name in records; the work of a context that cannot be used has ended.
+    The function runs in a callback thread or in this one, and must not raise.
     """
-    context, stream_id = resolve(stream)
-    _post(context, stream_id, lambda status: run(), on_error=True)
+    arrive = count(1).__next__
+
+    def end(status: int) -> None:
+        if arrive() > len(places):
+            run()
+
+    for place in places:
+        try:
+            _post(*place, end, on_error=True)
+        except CudaError:
+            end(0)
+    end(0)
 
 
 def make_wait(stream: tuple[Context, int], other: tuple[Context, int]) -> None:

@@ -29,9 +29,27 @@ class Stream:
     priority: int
 
 
+class _Streams(HandleTable[Stream]):
+    """The table of streams, which also has the handles of streams that ended with their contexts."""
+
+    def __init__(self) -> None:
+        super().__init__("stream", "destroyed, or never created", Kind.STREAM)
+        self._ended: Final[set[int]] = set()
+
+    def find(self, handle: int) -> Stream:
+        """Return the stream of a handle; raise INVALID_HANDLE, or as a GPU does CONTEXT_IS_DESTROYED."""
+        if handle in self._ended:
+            raise CudaError(Result.ERROR_CONTEXT_IS_DESTROYED, f"the context of stream {handle:#x} was destroyed")
+        return super().find(handle)
+
+    def _drop(self, context: Context) -> None:
+        self._ended.update(stream.handle for stream in self.list_all() if stream.context is context)
+        super()._drop(context)
+
+
 before_destroying: Final[list[Callable[[Context, int], None]]] = []
 """Functions that are called with the context and the handle of a stream that is about to be destroyed."""
-streams: Final[HandleTable[Stream]] = HandleTable("stream", "destroyed, or never created", Kind.STREAM)
+streams: Final = _Streams()
 
 
 def create(context: Context, flags: int, priority: int) -> Stream:
@@ -46,9 +64,10 @@ def create(context: Context, flags: int, priority: int) -> Stream:
     clamped = max(min(priority, lowest), greatest)
     while context.ended_threads_streams:
         ended_stream = context.ended_threads_streams.popleft()
-        for act in before_destroying:
-            act(context, ended_stream)
-        context.post(operations.DESTROY_STREAM, ended_stream)
+        if (
+            streams.get(ended_stream) is not None
+        ):  # None if the thread ended after its context, which has been opened again
+            destroy(ended_stream)
     handle = context.allocate_handle()
     context.post(operations.CREATE_STREAM, handle, flags, clamped)
     return streams.add(Stream(handle, context, flags, clamped))
@@ -106,7 +125,4 @@ def properties(handle: int) -> Stream:
     if handle in LEGACY or handle == PER_THREAD:
         context = require_context()
         return Stream(handle, context, 0, 0)
-    stream = streams.find(handle)
-    if not stream.context.active:
-        raise CudaError(Result.ERROR_CONTEXT_IS_DESTROYED, "the stream's context is destroyed")
-    return stream
+    return streams.find(handle)

@@ -217,13 +217,14 @@ def _source(row: Signature, parameters: tuple[Parameter, ...], types: tuple[str,
     inputs = [(parameter, type) for parameter, type in zip(parameters, types, strict=True) if not parameter.is_output]
     names = ", ".join(parameter.name for parameter, _ in inputs)
     lines = [f"def {row.name}({names}):"]
-    if row.calling is not Calling.ANYWHERE:
+    is_early = row.calling in (Calling.ANYWHERE, Calling.BEFORE_INIT)
+    if not is_early:
         lines += ["    if _process.calls_back and _this_thread.in_host_function: raise _not_permitted()"]
     conversions = [f"    {line}" for parameter, type in inputs for line in _conversion(row, parameter, type)]
     lines += conversions
     if row.calling is not Calling.VARIANTS:
         lines += [f"    {parameter.name} = None" for parameter in row.parameters if parameter not in parameters]
-    if row.calling not in (Calling.ANYWHERE, Calling.BEFORE_INIT):
+    if not is_early:
         lines += ["    if _process.connection is None: _process.require()"]
     required = [parameter.name for parameter, _ in inputs if parameter.is_nonnull]
     lines += [f"    if not {name}: raise _null({name!r})" for name in required]

@@ -17,7 +17,7 @@ class Calling(Enum):
     INITIALIZED = "initialized"
     """The function may be called after cuInit; its arguments are converted."""
     BEFORE_INIT = "before init"
-    """The function may be called before cuInit too; its arguments are converted."""
+    """The function may be called before cuInit and in host functions, too; its arguments are converted."""
     ANYWHERE = "anywhere"
     """The function may always be called, also in host functions and in a forked child.
 

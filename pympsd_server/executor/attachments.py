@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
 
 from pympsd.channel.descriptors import PROCESS_ADVICE, close_all, explain
 from pympsd.channel.trace_file import TraceFile
@@ -26,6 +27,7 @@ from pympsd_server.backends.budget import Shortage
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.executor.client import CommandClient
+from pympsd_server.executor.graphs.streams import GraphMemory
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedPieces
 from pympsd_server.executor.memory.pinned_addresses import PinnedAddresses
@@ -95,6 +97,8 @@ class Attachments:
         self._generation = generation
         self._send = send
         self._clients: dict[int, CommandClient] = {}
+        self._graph_memory: WeakValueDictionary[int, GraphMemory] = WeakValueDictionary()
+        """The memory of the executable graphs of each user who has clients, by UID."""
         self._shared_events = SharedEvents()
         self._shortages = Shortages(report_memory, send)
         self._owners: dict[int, CommandClient] = {}
@@ -206,9 +210,9 @@ class Attachments:
             raise
         pinned = PinnedPieces(self._device, self._pinned_addresses, request.client)
         staging = memory.view[:SHARED_BYTES]
-        client = CommandClient(
-            worker_end, staging, pinned, self._shared_events, self._shortages, request.client, worker
-        )
+        graph_memory = self._graph_memory.setdefault(request.quota.user, GraphMemory())
+        shared = self._shared_events, self._shortages
+        client = CommandClient(worker_end, staging, pinned, *shared, request.client, graph_memory, worker)
         try:
             client.start()
         except RuntimeError as error:

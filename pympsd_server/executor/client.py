@@ -18,7 +18,7 @@ from pympsd.errors import RemoteError
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd_server.backends.interface import BackendError, Status
-from pympsd_server.executor.graphs.streams import GraphBudget
+from pympsd_server.executor.graphs.streams import GraphBudget, GraphMemory
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedPieces
 from pympsd_server.executor.operations.table import ROWS, ExecutedOperation
@@ -47,6 +47,7 @@ class CommandClient:
         shared_events: SharedEvents,
         shortages: Shortages,
         client_id: int,
+        graph_memory: GraphMemory,
         native: NativeWorker | None = None,
     ) -> None:
         """Prepare a client; `start` begins to execute its records.
@@ -58,6 +59,7 @@ class CommandClient:
             shared_events: The events that processes share, for all clients.
             shortages: The requests for memory that other clients must free.
             client_id: The server's id of the client.
+            graph_memory: The memory of the executable graphs of the client's user.
             native: The native worker that reads the ring and executes the records that it can; None if Python
                 executes all.
         """
@@ -65,7 +67,7 @@ class CommandClient:
         self._native = native
         self.contexts: dict[int, ClientContext] = {}
         answers = AnswerWriter(stream, native)
-        budgets = Backpressure(), staging, pinned, GraphBudget()
+        budgets = Backpressure(), staging, pinned, GraphBudget(graph_memory)
         self.resources = ClientResources(answers, *budgets, self.contexts, shared_events, shortages, client_id)
         self._latest = 0
         """The highest id of this client's contexts so far."""

@@ -274,7 +274,7 @@ def test_more_work_than_the_executor_queues_may_follow_a_slow_function(
 def test_cuda_calls_in_a_function_are_not_permitted(streams: list[Any]) -> None:
     output: SimpleQueue[Any] = SimpleQueue()
     calls: tuple[Callable[[], Any], ...] = (
-        lambda: cuda.cuInit(0),
+        lambda: cuda.cuCtxGetCurrent(),
         lambda: cuda.cuMemAlloc(4),
         lambda: cuda.cuStreamQuery(streams[1]),
         lambda: cuda.cuCtxSynchronize(),
@@ -292,9 +292,16 @@ def test_cuda_calls_in_a_function_are_not_permitted(streams: list[Any]) -> None:
     for number in range(2 * len(calls)):
         answer, reason = output.get(timeout=SECONDS)
         assert answer[0] == R.CUDA_ERROR_NOT_PERMITTED
-        assert answer[1:] == ((None,) if number % len(calls) == 1 else ())
+        assert answer[1:] == ((None,) if number % len(calls) < 2 else ())
         assert "must not make CUDA calls" in reason
     ok(cuda.cuStreamQuery(streams[1]))
+
+
+def test_a_function_may_initialize_the_driver_and_ask_for_its_version(streams: list[Any]) -> None:
+    """Recorded on a GPU."""
+    output: SimpleQueue[Any] = SimpleQueue()
+    ok(cuda.cuLaunchHostFunc(streams[0], lambda _: output.put((cuda.cuInit(0), cuda.cuDriverGetVersion())), 0))
+    assert output.get(timeout=SECONDS) == ((R.CUDA_SUCCESS,), cuda.cuDriverGetVersion())
 
 
 def test_an_exception_of_a_function_is_reported_and_the_stream_continues(

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import define
+from processes import wait_until
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
+from pympsd_client._objects.stream import streams
 from tests.client.conftest import ok
 from tests.client.test_client_capture import GLOBAL, TYPES, types_of
 from tests.client.test_client_streams import STORE, Kernels
@@ -313,3 +315,54 @@ def test_an_executable_graph_ends_with_each_of_its_contexts(sides: list[Side], g
     assert cuda.cuGraphLaunch(executable, here.stream) == INVALID
     ok(cuda.cuMemsetD32(here.word(0), 2, 1))
     assert here.read()[0] == 2
+
+
+def test_user_objects_live_until_the_other_contexts_parts_are_done(sides: list[Side], graph: Any) -> None:
+    here, there = sides
+    description = cuda.CUDA_KERNEL_NODE_PARAMS()
+    description.func = ok(cuda.cuModuleGetFunction(there.kernels.module, b"wait_for"))
+    for axis in "XYZ":
+        setattr(description, f"gridDim{axis}", 1)
+        setattr(description, f"blockDim{axis}", 1)
+    description.kernelParams = ((int(there.kernels.flag),), (ctypes.c_void_p,))
+    waits = ok(cuda.cuGraphAddKernelNode(graph, [], 0, description))
+    there.store(graph, [waits], 0, 6)
+    here.store(graph, [], 0, 6)
+    released = threading.Event()
+    is_running = True
+    released_while_running = []
+
+    def release(_: Any) -> None:
+        released_while_running.append(is_running)
+        released.set()
+
+    destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(release)
+    item = ok(cuda.cuUserObjectCreate(0, ctypes.cast(destroy, ctypes.c_void_p).value, 1, 1))
+    ok(cuda.cuGraphRetainUserObject(graph, item, 1, 1))
+    ok(cuda.cuGraphLaunch(ok(cuda.cuGraphInstantiate(graph, 0)), here.stream))
+    ok(cuda.cuGraphDestroy(graph))
+    ok(cuda.cuCtxDestroy(here.context))
+    ok(cuda.cuCtxSetCurrent(there.context))
+    assert there.read()[0] == 0
+    is_running = False
+    there.kernels.let_go(there.reading)
+    assert released.wait(SECONDS)
+    assert (released_while_running, there.read()[0]) == ([False], 6)
+
+
+def test_an_executable_graphs_streams_end_after_its_last_launch(sides: list[Side], graph: Any) -> None:
+    here, there = sides
+    before = {stream.handle for stream in streams.list_all()}
+    stored = here.store(graph, [], 0, 5)
+    here.copy(graph, [stored], there.word(1), here.word(0))
+    there.store(graph, [stored], 0, 6)
+    for launched_in in sides:
+        executable = ok(cuda.cuGraphInstantiate(graph, 0))
+        ok(cuda.cuGraphLaunch(executable, launched_in.stream))
+        ok(cuda.cuGraphExecDestroy(executable))
+    wait_until(
+        lambda: {stream.handle for stream in streams.list_all()} == before, "the graphs' streams are destroyed"
+    )
+    for side in sides:
+        side.synchronize()
+    assert (here.read()[0], there.read()[:2]) == (5, [6, 5])

@@ -298,6 +298,23 @@ def test_mapped_memory_is_accessible_as_it_is_set(own: int, peers: list[Any]) ->
     assert add_one(address) == ILLEGAL
 
 
+@pytest.mark.parametrize("own", [0, 1])
+def test_a_fill_needs_access_to_all_mappings_of_its_range(own: int, peers: list[Any]) -> None:
+    use(peers[own])
+    address = reserve(2 * GRANULE)
+    for at in (address, address + GRANULE):
+        make(at, 0)
+    give(address, 2 * GRANULE, 0, 1)
+    give(address + GRANULE, GRANULE, own, flags=NO_ACCESS)
+    border = address + GRANULE - 8
+    ok(cuda.cuMemsetD8(border, 1, 8))
+    for answer in (cuda.cuMemsetD8(border, 2, 9), cuda.cuMemsetD2D8Async(border, 8, 2, 8, 2, 0)):
+        assert answer == (R.CUDA_ERROR_INVALID_VALUE,)
+        assert f"not accessible to the stream's device {own}" in last_error()
+    use(peers[1 - own])
+    ok(cuda.cuMemsetD8(border, 3, 16))
+
+
 @pytest.mark.parametrize("shared", [True, False], ids=["both have access", "the memory's device alone has access"])
 def test_memory_of_several_devices_in_one_range_of_addresses(shared: bool, peers: list[Any]) -> None:
     """NVIDIA's vectorAddMMAP does this: the addresses belong to the current device, the memory to both devices."""

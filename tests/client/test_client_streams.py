@@ -15,6 +15,7 @@ from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._objects.context import contexts, lost, this_thread
 from pympsd_client._objects.process import process
+from pympsd_client._objects.stream import streams as stream_table
 from tests.client.conftest import ok
 
 PTX = Path(__file__).with_name("kernels.ptx").read_bytes()
@@ -182,6 +183,7 @@ def test_each_thread_has_its_own_per_thread_stream(kernels: Kernels, context: An
     assert next(iter(this_thread.streams.handles.values())) != theirs
     # The thread has ended, and the next stream has taken its stream away.
     assert theirs not in owned.ended_threads_streams
+    assert stream_table.get(theirs) is None
 
 
 def test_a_stream_of_another_context_is_not_a_stream_for_a_kernel(kernels: Kernels, streams: list[Any]) -> None:
@@ -289,7 +291,8 @@ def test_the_handles_of_a_destroyed_context_are_invalid(kernels: Kernels, stream
     ok(cuda.cuCtxDestroy(context))
     other = ok(cuda.cuCtxCreate(None, 0, 0))
     assert cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) == (R.CUDA_ERROR_INVALID_HANDLE,)
-    assert cuda.cuStreamSynchronize(streams[0]) == (R.CUDA_ERROR_INVALID_HANDLE,)
+    for call in (cuda.cuStreamSynchronize, cuda.cuStreamQuery, cuda.cuStreamDestroy):
+        assert call(streams[0]) == (R.CUDA_ERROR_CONTEXT_IS_DESTROYED,)
     assert cuda.cuMemFree(kernels.flag) == (R.CUDA_ERROR_INVALID_VALUE,)
     ok(cuda.cuCtxDestroy(other))
 

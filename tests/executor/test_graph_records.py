@@ -303,3 +303,16 @@ def test_the_streams_of_a_clients_graphs_are_limited_and_given_back(client: RawC
     for graph in graphs:
         client.send("DESTROY_GRAPH", graph)
     client.good("INSTANTIATE_GRAPH", upload(client, wide))
+
+
+@pytest.mark.long
+def test_the_graphs_of_a_users_clients_are_limited_together(executor: ExecutorOwner) -> None:
+    large = encode([GraphItem(b"", (index - 1,) if index else ()) for index in range(MAX_ITEMS)])
+    first, second, other = (executor.attach(client, client, user=user) for client, user in ((1, 5), (2, 5), (3, 6)))
+    while first.call("INSTANTIATE_GRAPH", upload(first, large)).result == Result.SUCCESS:
+        pass
+    refused = second.call("INSTANTIATE_GRAPH", upload(second, large))
+    assert (refused.result, "this process' user" in refused.reason) == (Result.ERROR_OUT_OF_MEMORY, True)
+    other.good("INSTANTIATE_GRAPH", upload(other, large))
+    executor.drop(1)
+    second.good("INSTANTIATE_GRAPH", upload(second, large))

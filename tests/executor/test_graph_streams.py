@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from pympsd.wire.graph_items import ConditionalKind
 from pympsd_server.backends.cuda.objects.context import NoConditions
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.graphs.executable import ConditionalStep, ExecutableGraph, GraphStep
-from pympsd_server.executor.graphs.streams import ITEM_BYTES, MAX_CLIENT_BYTES, GraphBudget
+from pympsd_server.executor.graphs.streams import ITEM_BYTES, MAX_USER_BYTES, GraphBudget, GraphMemory
 from pympsd_server.ptx.runtime.facilities import DeviceCondition
 
 LIMIT = 40
@@ -81,7 +82,7 @@ trees = st.recursive(
 @settings(max_examples=30)
 @given(st.lists(st.lists(trees, max_size=20), max_size=6))
 def test_what_graphs_take_is_within_the_limit_and_comes_back(graphs: list[list[GraphStep]]) -> None:
-    context, budget, created = FakeContext(), GraphBudget(LIMIT), []
+    context, budget, created = FakeContext(), GraphBudget(max_streams=LIMIT), []
     for steps in graphs:
         before, refused = len(context.streams), None
         try:
@@ -94,9 +95,9 @@ def test_what_graphs_take_is_within_the_limit_and_comes_back(graphs: list[list[G
     for graph in created:
         graph.destroy()
     assert not context.streams
-    budget.take_memory(MAX_CLIENT_BYTES)
-    budget.give(0, MAX_CLIENT_BYTES)
-    ExecutableGraph.make(context, [GraphStep(None)] * 16, GraphBudget(15))  # type: ignore[arg-type]
+    budget.memory.take(MAX_USER_BYTES)
+    budget.memory.give(MAX_USER_BYTES)
+    ExecutableGraph.make(context, [GraphStep(None)] * 16, GraphBudget(max_streams=15))  # type: ignore[arg-type]
     wide = [ExecutableGraph.make(context, [GraphStep(None)] * 11, budget) for _ in range(LIMIT // 10)]  # type: ignore[arg-type]
     assert all(graph.size == 11 for graph in wide)
 
@@ -115,7 +116,7 @@ def test_bodies_in_one_slot_share_their_streams() -> None:
 
 
 def test_a_backend_that_evaluates_no_conditions_refuses_them() -> None:
-    context, budget = WithoutConditions(), GraphBudget(1)
+    context, budget = WithoutConditions(), GraphBudget(max_streams=1)
     with pytest.raises(BackendError) as refused:
         ExecutableGraph.make(context, [GraphStep(None), node([])], budget)  # type: ignore[arg-type]
     assert (refused.value.code, "conditional" in refused.value.reason) == (Result.ERROR_NOT_SUPPORTED, True)
@@ -126,7 +127,7 @@ def test_a_backend_that_evaluates_no_conditions_refuses_them() -> None:
 def test_the_memory_of_graphs_is_limited_and_given_back() -> None:
     """A graph, each of its items and each of its bodies count, and the bytes of its records."""
     context: Any = FakeContext()
-    budget = GraphBudget(LIMIT, 9 * ITEM_BYTES + 24)
+    budget = GraphBudget(GraphMemory(9 * ITEM_BYTES + 24), LIMIT)
     chain = [GraphStep(None), GraphStep(None, (0,))]
     graphs = [ExecutableGraph.make(context, chain, budget, 24), ExecutableGraph.make(context, [node([], [])], budget)]
     streams = len(context.streams)
@@ -138,3 +139,16 @@ def test_the_memory_of_graphs_is_limited_and_given_back() -> None:
     for graph in graphs:
         graph.destroy()
     ExecutableGraph.make(context, [GraphStep(None)] * 8, budget, 24)
+
+
+def test_a_users_clients_share_the_memory_of_graphs() -> None:
+    context: Any = FakeContext()
+    memory = GraphMemory(4 * ITEM_BYTES)
+    budgets = [GraphBudget(memory), GraphBudget(memory)]
+    graph = ExecutableGraph.make(context, [GraphStep(None)] * 2, budgets[0])
+    for budget in budgets:
+        with pytest.raises(BackendError, match="this process' user take"):
+            ExecutableGraph.make(context, [GraphStep(None)], budget)
+    del graph  # as if its client had ended while its worker made it
+    gc.collect()
+    ExecutableGraph.make(context, [GraphStep(None)] * 2, budgets[1])

@@ -303,6 +303,28 @@ def test_a_quit_from_other_namespaces(daemon: DaemonProcess) -> None:
     wait_until(lambda: not alive(daemon.pid), "the end of the daemon")
 
 
+def test_as_pid_1_the_daemon_reaps_processes_whose_parents_have_ended(directory: Path) -> None:
+    daemon = DaemonProcess(directory)
+    orphans = f"until test -S {directory}/pipe/control; do sleep 0.01; done; (sleep 0 &)"
+    words = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        f"({orphans}) & exec {PYMPSD} -f",
+    ]
+    quiet = dict.fromkeys(("stdin", "stdout"), subprocess.DEVNULL)
+    with kill_after(subprocess.Popen(words, env=daemon.environment, **quiet)) as process:
+        wait_until(lambda: daemon.run([], "ps").returncode == 0, "the daemon")
+        (pid_1,) = children_of(process.pid)
+        wait_until(lambda: len(children_of(pid_1)) == 1, "the end of all children but the keeper")
+        daemon.say("quit")
+        assert process.wait(SECONDS) == 0
+
+
 @pytest.mark.long
 def test_foreground_with_stdin_at_its_end_stays(directory: Path) -> None:
     daemon = DaemonProcess(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import string
 import time
@@ -113,7 +114,27 @@ def test_the_author_of_a_line_in_r580(expected: str, line: Line, fields: dict[st
     assert line_bytes.decode().partition(".000 ")[2] == f"{expected}\n"
 
 
+# --- one line, whatever the fields contain
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("lines", CATALOGUES)
+def test_only_answers_have_several_lines(lines: dict[str, Line], dialect: Dialect) -> None:
+    for name, catalogued in lines.items():
+        fields = {
+            field: "1\n[forged]" if isinstance(value, str) else value for field, value in _fields(catalogued).items()
+        }
+        line_bytes = render(LogEntry("Server", 1, name, fields, 0.0), catalogued, dialect)
+        assert line_bytes is None or name == "answer" or line_bytes.count(b"\n") == 1
+
+
 # --- JSON
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_numbers_that_json_does_not_have_are_refused(number: float) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        render(LogEntry("Server", 1, "answer", {"text": number}, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
 
 
 @pytest.mark.parametrize(

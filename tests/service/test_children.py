@@ -6,6 +6,8 @@ import errno
 import os
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -14,6 +16,7 @@ from time_limit import SECONDS, with_limit
 
 from pympsd.service import children
 from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine.events import SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
 from tests.service.conftest import RunningDaemon
@@ -57,3 +60,20 @@ async def test_an_impossible_user_gets_no_server(daemon: RunningDaemon, monkeypa
     assert isinstance(failed, SpawnFailed)
     assert failed.server == 1
     assert failed.reason
+
+
+@with_limit
+async def test_the_lines_of_a_servers_standard_error_are_limited(
+    daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dispatcher, "feed", lambda *_: None)
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-c", "import os; os.write(2, b'line\\n' * 5000)"],
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    session = ServerSession(1, 0, process.pid, partial(children.kill, process.pid))
+    await children.attend(
+        daemon.dispatcher, SpawnServer(1, 0, None), session, process, partial(children.wait_for_end, process.pid)
+    )
+    assert (tmp_path / "server.log").read_text().count("] line\n") == children.MAX_STDERR_LINES

@@ -177,20 +177,36 @@ async def test_a_server_cannot_fill_the_logs_with_contexts(
     assert list(server.clients[5].contexts) == [1000]
 
 
+LONG = "x" * (rate_limit.LINE_BYTES * 4 + 1)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fields"), [(Dialect.DOCUMENTED, {"reason": LONG}), (Dialect.JSON, {"reason": "", LONG: ""})]
+)
 @with_limit
 async def test_long_lines_of_a_server_count_as_several_and_dropped_ones_are_logged_at_its_end(
-    daemon: RunningDaemon, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: RunningDaemon,
+    clock: Clock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dialect: Dialect,
+    fields: dict[str, str],
 ) -> None:
     caller, log = await server_of(daemon, tmp_path, monkeypatch)
-    reason = "x" * (rate_limit.LINE_BYTES * 4 + 1)
+    set_dialect(daemon, dialect)
     for _ in range(ALLOWED):
-        await caller.send(messages.encode(link.LogRecord("context_refused_reason", {"reason": reason}, 0.0)))
+        await caller.send(messages.encode(link.LogRecord("context_refused_reason", fields, 0.0)))
     await trio.testing.wait_all_tasks_blocked()
-    assert log.read_text().count(reason) == ALLOWED // 5
+    assert log.read_text().count(LONG) == ALLOWED // 5
     caller.sock.close()
     await trio.testing.wait_all_tasks_blocked()
     last = log.read_text().splitlines()[-1]
-    assert last.endswith(f"] Dropped {ALLOWED - ALLOWED // 5} log lines: too many in a short time")
+    dropped = ALLOWED - ALLOWED // 5
+    texts = (
+        f"] Dropped {dropped} log lines: too many in a short time",
+        f'"records_dropped", "fields": {{"count": {dropped}}}}}',
+    )
+    assert last.endswith(texts)
 
 
 @with_limit

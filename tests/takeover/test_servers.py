@@ -16,6 +16,7 @@ import trio.testing
 from attrs import evolve
 from time_limit import with_limit
 
+from pympsd.service.sessions.server import MAX_CONTEXTS
 from pympsd.state_machine.state.server import Phase
 from pympsd.takeover import servers
 from pympsd.takeover.servers import KnownProcess
@@ -72,18 +73,36 @@ async def test_a_server_of_the_earlier_daemon_is_taken_over(daemon: RunningDaemo
 
 
 @with_limit
-@pytest.mark.parametrize("memory", [{5: 1 << 63}, {5: (1 << 64) - 1, 6: (1 << 64) - 1}, {5: -1}])
-async def test_a_server_whose_clients_cannot_hold_what_it_says_is_killed(
-    daemon: RunningDaemon, killed: list[int], memory: dict[int, int]
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        *(
+            ([link.MemoryReported(memory, device=0)], "nobody holds such memory")
+            for memory in ({5: 1 << 63}, {5: (1 << 64) - 1, 6: (1 << 64) - 1}, {5: -1})
+        ),
+        (
+            # The ends of contexts that did not exist do not make room for others.
+            [link.ContextGone(5, 0)] * MAX_CONTEXTS
+            + [link.ContextReported(5, n, n, 0) for n in range(1, MAX_CONTEXTS + 2)],
+            f"more than {MAX_CONTEXTS} contexts at a time",
+        ),
+        ([link.LogRecord("x" * 50_000, {}, 0.0)], f"a log record that is not in the catalogue: '{'x' * 900}"),
+    ],
+)
+async def test_a_server_with_an_impossible_message_is_killed(
+    daemon: RunningDaemon, killed: list[int], sent: list[object], reason: str
 ) -> None:
     save_predecessor(daemon)
     (server_end,) = daemon.take_over(SERVER_ID)
     await server_end.report(ME, CLIENT)
-    await server_end.send(messages.encode(link.MemoryReported(memory, device=0)))
+    assert await server_end.message() == link.ServerAdopted()
+    for message in sent:
+        await server_end.send(messages.encode(message))
     while await server_end.message() is not None:
         pass
     assert killed
-    assert daemon.sentences()[-1].startswith(f"Protocol violation by server {ME}: nobody holds such memory")
+    assert daemon.sentences()[-1].startswith(f"Protocol violation by server {ME}: {reason}")
+    assert len(daemon.sentences()[-1]) < 1100
 
 
 @with_limit

@@ -59,7 +59,6 @@ class ServerSession:
     """The messages to send when the server is set up."""
     _rate_limit: RateLimit = field(factory=lambda: RateLimit(LOG_RECORDS_PER_SECOND), init=False)
     _dropped: int = field(default=0, init=False)
-    _contexts: int = field(default=0, init=False)
     _trace_stopped: trio.Event = field(factory=trio.Event, init=False)
     _watched: dict[int, trio.CancelScope] = field(factory=dict, init=False)
     """The scope of the task that waits for the end of a client's process, by the client's id."""
@@ -70,9 +69,9 @@ class ServerSession:
         assert self._channel is not None
         return self._channel
 
-    def take_over(self, channel: MessageChannel, contexts: int) -> None:
-        """Take over a returned server, and send it the held messages; ``contexts``: its number of contexts."""
-        self._channel, self._contexts = channel, contexts
+    def take_over(self, channel: MessageChannel) -> None:
+        """Take over a returned server, and send it the held messages."""
+        self._channel = channel
         channel.send(link.ServerAdopted())
         self._send_held()
 
@@ -233,13 +232,12 @@ class ServerSession:
             case link.ContextReported(client, context_id, number, device):
                 if not 0 <= device < len(dispatcher.state.devices):
                     raise RemoteError(f"there is no device {device}")
-                self._contexts += 1
-                if self._contexts > MAX_CONTEXTS:
+                server = dispatcher.state.servers.get(self.id)
+                if server is not None and sum(len(c.contexts) for c in server.clients.values()) >= MAX_CONTEXTS:
                     raise RemoteError(f"more than {MAX_CONTEXTS} contexts at a time")
                 pushed = events.ContextPushed(self.id, client, context_id, number, device)
                 dispatcher.feed(pushed, quiet=not self._may_log(dispatcher))
             case link.ContextGone(client, context_id):
-                self._contexts -= 1
                 dispatcher.feed(events.ContextGonePushed(self.id, client, context_id))
             case link.MemoryReported() as report:
                 devices = dispatcher.state.devices
@@ -257,7 +255,7 @@ class ServerSession:
             case link.LogRecord():
                 self._log(dispatcher, message)
             case link.LogDropped(count):
-                dispatcher.journal.write_server("Server", self.pid, "records_dropped", {"count": count})
+                self._dropped += max(count, 0)  # reported with the next line: reports count as lines, too
             case _:
                 raise RemoteError(f"{type(message).__name__} is not for the daemon")
 
@@ -288,7 +286,7 @@ class ServerSession:
         self._held.clear()
 
     def _log(self, dispatcher: Dispatcher, record: link.LogRecord) -> None:
-        if not self._may_log(dispatcher, *(str(value) for value in record.fields.values())):
+        if not self._may_log(dispatcher, *(str(part) for field in record.fields.items() for part in field)):
             return
         fields = {**record.fields, **self._place(dispatcher, record)}
         try:
@@ -298,7 +296,7 @@ class ServerSession:
             event = RENAMED_SERVER_EVENTS.get(record.event, record.event)
             dispatcher.journal.write_server("Server", self.pid, event, clean, record.time, is_volta)
         except (KeyError, IndexError, ValueError, OverflowError, OSError) as error:
-            raise RemoteError(f"a log record that is not in the catalogue: {record.event} ({error})") from None
+            raise RemoteError(f"a log record that is not in the catalogue: {record.event!r} ({error})") from None
 
     def _place(self, dispatcher: Dispatcher, record: link.LogRecord) -> dict[str, str]:
         """Return the log field that names a record's namespace or its server; none if the server has only one

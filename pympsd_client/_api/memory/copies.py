@@ -194,12 +194,7 @@ def fill(
         for number in range(height):
             ctypes.memmove(destination + number * pitch, row, len(row))
         return
-    allocation = device_memory.check_range(destination, (height - 1) * pitch + width * count)
-    if allocation is not None and not allocation.is_reached_from(context):
-        raise invalid_value(
-            f"{destination:#x} is memory to which the stream's device {context.device.number} has no access; call "
-            "cuCtxEnablePeerAccess, or cuMemSetAccess for mapped memory"
-        )
+    device_memory.check_range(destination, (height - 1) * pitch + width * count, context)
     at, at_stream = device_memory.place(destination, context, its_stream, stream)
     device_memory.fill(at, at_stream, destination, value, width, count, pitch, height)
     is_elsewhere = at is not context  # the stream's later work would not wait for the fill

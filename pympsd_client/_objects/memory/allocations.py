@@ -359,11 +359,11 @@ other_ranges: Final[list[Callable[[], Iterator[tuple[int, int]]]]] = []
 """Functions that yield (start, size) of memory that `allocations` does not contain: of arrays and graphs."""
 
 
-def check_range(address: int, count: int) -> Allocation | None:
+def check_range(address: int, count: int, reached_from: Context | None = None) -> None:
     """Raise INVALID_VALUE unless a range is within one allocation, or within accessible mappings without gaps.
 
-    Return the allocation that contains the address, or None for memory that `allocations` does not contain. The
-    executor checks it too, but a call that does not wait would leave the error to a later call.
+    ``reached_from``: a context whose kernels must have access to all of the range; None if any device may have it.
+    The executor checks the range too, but a call that does not wait would leave the error to a later call.
     """
     owner(address)
     first = allocations.get(address) or allocations.find_containing(address)
@@ -371,12 +371,17 @@ def check_range(address: int, count: int) -> Allocation | None:
         start, size = _find_other_memory(address)
         if address + count > start + size:
             raise _beyond(address, count, start, size)
-        return None
+        return
     allocation = first
     while allocation.is_reached:
+        if reached_from is not None and not allocation.is_reached_from(reached_from):
+            raise invalid_value(
+                f"the memory at {allocation.handle:#x} is not accessible to the stream's device "
+                f"{reached_from.device.number}; call cuCtxEnablePeerAccess, or cuMemSetAccess for mapped memory"
+            )
         end = allocation.handle + allocation.size
         if address + count <= end:
-            return first
+            return
         following = allocations.find_containing(end) if allocation.is_mapping else None
         if following is None or not following.is_mapping:
             raise _beyond(address, count, first.handle, end - first.handle)

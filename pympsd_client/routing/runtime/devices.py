@@ -10,6 +10,7 @@ import threading
 from typing import Final
 
 from pympsd.vocabulary.results import Result
+from pympsd_client._api.conversions import not_permitted
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.values import check_count, check_not_null
 from pympsd_client._connect.connection import VisibleDevice
@@ -33,6 +34,13 @@ _retained: Final[set[int]] = set()
 """The devices whose primary contexts the runtime has retained."""
 _valid: Final[list[int]] = [0]
 """The devices of cudaSetValidDevices. Threads that have not chosen a device use the first."""
+
+
+def _initialize_driver() -> None:
+    """Call cuInit; raise NOT_PERMITTED in a host function, where cuInit itself is allowed."""
+    if this_thread.in_host_function:
+        raise not_permitted()
+    api.cuInit(0)
 
 
 def ready() -> None:
@@ -77,13 +85,13 @@ def _retain(device: int) -> None:
 
 def current() -> int:
     """Return the device of the current context; without one, the device that this thread has chosen (initially 0)."""
-    api.cuInit(0)
+    _initialize_driver()
     return this_thread.stack[-1].device.number if this_thread.stack else _current_device()
 
 
 def set_current(device: int) -> None:
     """Choose a device for this thread, and make its primary context current; raise INVALID_DEVICE."""
-    api.cuInit(0)
+    _initialize_driver()
     process.device(device)
     _use(device)
     _this_thread.device = device
@@ -91,7 +99,7 @@ def set_current(device: int) -> None:
 
 def initialize(device: int, device_flags: int, flags: int) -> None:
     """Open the primary context of a device without making it current; raise INVALID_DEVICE."""
-    api.cuInit(0)
+    _initialize_driver()
     if flags:
         api.cuDevicePrimaryCtxSetFlags(device, device_flags & ~_MAP_HOST)
     process.device(device)
@@ -101,7 +109,7 @@ def initialize(device: int, device_flags: int, flags: int) -> None:
 
 def reset() -> None:
     """Free everything of this process on this thread's device."""
-    api.cuInit(0)
+    _initialize_driver()
     device = current()
     _retained.discard(device)
     api.cuDevicePrimaryCtxReset(device)
@@ -109,14 +117,14 @@ def reset() -> None:
 
 def flags() -> int:
     """Return the flags of this thread's device, always with cudaDeviceMapHost (recorded on an H200)."""
-    api.cuInit(0)
+    _initialize_driver()
     value, _ = api.cuDevicePrimaryCtxGetState(current())
     return int(value) | _MAP_HOST
 
 
 def set_flags(flags: int) -> None:
     """Set the flags of this thread's device."""
-    api.cuInit(0)
+    _initialize_driver()
     api.cuDevicePrimaryCtxSetFlags(current(), flags & ~_MAP_HOST)
 
 
@@ -146,7 +154,7 @@ def set_valid(address: int, count: int) -> None:
 
     Raise INVALID_DEVICE, INVALID_VALUE.
     """
-    api.cuInit(0)
+    _initialize_driver()
     if count:
         check_not_null("the array of devices", address)
         check_count(count, "the array of devices")
@@ -175,7 +183,7 @@ def max_texture_width(channels: int, device: int) -> int:
 
     Raise INVALID_DEVICE, INVALID_CHANNEL_DESCRIPTOR.
     """
-    api.cuInit(0)
+    _initialize_driver()
     check_not_null("the cudaChannelFormatDesc", channels)
     format, count = format_of(ctypes.string_at(channels, CHANNELS.size))
     return int(api.cuDeviceGetTexture1DLinearMaxWidth(format, count, device))

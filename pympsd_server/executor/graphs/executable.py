@@ -19,7 +19,7 @@ C's.
 **Invariants.** Launches of one executable graph run one after the other (`done`), as CUDA requires. If an item is
 refused, later items are not queued, but the stream still waits for the queued ones. Handles of modules are checked
 again at each launch, because a module may have been unloaded. The graph's streams and memory are counted
-(`GraphBudget`), and its streams are destroyed with the graph when their work is done.
+(`streams`), and its streams are destroyed with the graph when their work is done.
 
 Each host function is answered separately; the client sends the requests, with the functions' numbers, before the
 launch. Bodies of conditional nodes are executable graphs too, which `conditional` queues when the condition's value

@@ -1,8 +1,9 @@
 """The streams and the memory that executable graphs take.
 
-Graphs take the memory of an executor that other clients use, too, so it is limited for each client (`GraphBudget`,
-MAX_CLIENT_BYTES). A stream takes a backend's memory, and a client cannot see the streams of its graphs. So these
-streams are limited as well (MAX_CLIENT_STREAMS), and created only when a node needs one (`OwnStreams.get_or_create`).
+Graphs take the memory of an executor that other users' clients use, too, so it is limited for each user
+(`GraphMemory`). A stream takes a backend's memory, and a client cannot see the streams of its graphs. So these
+streams are limited for each client (`GraphBudget`), and created only when a node needs one
+(`OwnStreams.get_or_create`).
 
 The bodies of conditional nodes in one slot run one after another, so all of them share the same streams
 (`OwnStreams.find_inside`).
@@ -13,7 +14,7 @@ a body may still be queued; `ExecutableGraph.destroy` ensures that.
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import RLock
 from typing import Final
 
 from attrs import define, field
@@ -24,24 +25,48 @@ from pympsd_server.backends.interface import BackendError, Context, Stream
 MAX_CLIENT_STREAMS: Final = 4096
 """The maximum number of streams of all executable graphs of a client together."""
 
-MAX_CLIENT_BYTES: Final = 1 << 30
-"""The maximum estimated memory, in bytes, of all executable graphs of a client together, without their streams."""
+MAX_USER_BYTES: Final = 1 << 30
+"""The maximum estimated memory, in bytes, of all executable graphs of a user together, without their streams."""
 ITEM_BYTES: Final = 1000
 """The estimated memory of an item or of a body, without the item's record, in bytes."""
 
 
 @define(eq=False)
-class GraphBudget:
-    """Counts the streams and the memory of a client's graphs.
+class GraphMemory:
+    """Counts the memory of the graphs of all clients of a user. Thread-safe, even for finalizers."""
 
-    The client's worker uses it, and the thread that ends the graphs' work.
+    _max: int = MAX_USER_BYTES
+    _lock: RLock = field(factory=RLock, init=False)
+    _used: int = field(default=0, init=False)
+
+    def take(self, count: int) -> None:
+        """Count ``count`` more bytes. Raise BackendError with OUT_OF_MEMORY above the limit."""
+        with self._lock:
+            if count > self._max - self._used:
+                reason = (
+                    f"the executable graphs of this process' user take {self._used >> 20} MiB, and this one "
+                    f"{count} bytes, of at most {self._max >> 20} MiB; destroy executable graphs"
+                )
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+            self._used += count
+
+    def give(self, count: int) -> None:
+        """Count as many bytes less."""
+        with self._lock:
+            self._used -= count
+
+
+@define(eq=False)
+class GraphBudget:
+    """Counts the streams of a client's graphs, and their memory with that of the user's other clients.
+
+    Thread-safe, even for finalizers.
     """
 
+    memory: GraphMemory = field(factory=GraphMemory)
     _max_streams: int = MAX_CLIENT_STREAMS
-    _max_bytes: int = MAX_CLIENT_BYTES
-    _lock: Lock = field(factory=Lock, init=False)
+    _lock: RLock = field(factory=RLock, init=False)
     _used: int = field(default=0, init=False)
-    _used_bytes: int = field(default=0, init=False)
 
     def take(self) -> None:
         """Count one more stream. Raise BackendError with OUT_OF_MEMORY above the limit."""
@@ -54,22 +79,10 @@ class GraphBudget:
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
             self._used += 1
 
-    def take_memory(self, count: int) -> None:
-        """Count ``count`` more bytes. Raise BackendError with OUT_OF_MEMORY above the limit."""
-        with self._lock:
-            if count > self._max_bytes - self._used_bytes:
-                reason = (
-                    f"the executable graphs of this process take {self._used_bytes >> 20} MiB, and this one "
-                    f"{count} bytes, of at most {self._max_bytes >> 20} MiB; destroy executable graphs"
-                )
-                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
-            self._used_bytes += count
-
-    def give(self, streams: int, nbytes: int = 0) -> None:
-        """Count as many streams and bytes less."""
+    def give(self, streams: int) -> None:
+        """Count as many streams less."""
         with self._lock:
             self._used -= streams
-            self._used_bytes -= nbytes
 
 
 @define(eq=False)
@@ -86,8 +99,8 @@ class OwnStreams:
     _inside: dict[int, OwnStreams] = field(factory=dict, init=False)
 
     def take_memory(self, count: int) -> None:
-        """Count the memory of the graph, in bytes. Raise BackendError if the client's limit is reached."""
-        self._budget.take_memory(count)
+        """Count the memory of the graph, in bytes. Raise BackendError if the user's limit is reached."""
+        self._budget.memory.take(count)
         self._nbytes += count
 
     def get_or_create(self, index: int) -> Stream:
@@ -117,5 +130,9 @@ class OwnStreams:
         """Stop counting the streams and the memory, because they or their context are destroyed."""
         for inner in self._inside.values():
             inner.release()
-        self._budget.give(len(self._streams), self._nbytes)
+        self._budget.give(len(self._streams))
+        self._budget.memory.give(self._nbytes)
         self._streams, self._inside, self._nbytes = [], {}, 0
+
+    __del__ = release
+    """A client may end while its worker makes a graph, which nobody else releases."""
