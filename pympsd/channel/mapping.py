@@ -121,13 +121,17 @@ def open_sealed(pid: int, fd: int, name: str, size: int = 0) -> int:
 
     Raise OSError if it cannot be opened, ValueError if it is another file or has fewer than ``size`` bytes.
     """
-    # It may be any file, so do not wait for the writer of a FIFO, and do not acquire a terminal.
-    opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    # It may be any file, and opening a device may have effects, so find out first which file it is.
+    found = os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
     try:
-        if os.readlink(f"/proc/self/fd/{opened}") != f"/memfd:{name} (deleted)":
+        if os.readlink(f"/proc/self/fd/{found}") != f"/memfd:{name} (deleted)":
             raise ValueError(f"descriptor {fd} of process {pid} is another file")
-        if os.fstat(opened).st_dev != _file_system():
+        if os.fstat(found).st_dev != _file_system():
             raise ValueError(f"descriptor {fd} of process {pid} is a file of huge pages")
+        opened = os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+    try:
         if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise ValueError(f"the size of descriptor {fd} of process {pid} can change")
         if os.fstat(opened).st_size < size:

@@ -34,9 +34,10 @@ from pympsd.errors import InputError, PympsdError, StartError
 from pympsd.journal.files import LogFile
 from pympsd.journal.line_format import Dialect
 from pympsd.journal.setup import Journal
+from pympsd.process.links import check_links
 from pympsd.process.title import show_as
 from pympsd.process.version import STATIC_SINCE
-from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory, Unusable, check_links
+from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
 from pympsd.service.metrics import end, listen
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits

@@ -8,10 +8,12 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
+from pympsd.process.links import check_link, check_links
+
 MODE: Final = 0o644
 FOLDER_MODE: Final = 0o755
 _TRUSTED: Final = frozenset({0, os.geteuid()})
-"""The users whose links are followed."""
+"""The users in whose folders a log may have several names."""
 
 
 class LogFile:
@@ -90,12 +92,12 @@ def _open(path: str, user: int | None, former: int | None = None) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
     if user is not None:
         return _open_of_user(path, flags | os.O_NOFOLLOW, user, former)
+    check_links(os.path.dirname(os.path.abspath(path)))
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, MODE)
     except FileExistsError:
         # A file of another user, a link or a device: its mode is not changed.
-        _check_link(path)
-        fd = os.open(path, flags)
+        fd = _open_existing(path, flags)
         with _close_on_error(fd):
             _check_hard_links(path, os.fstat(fd))
         return fd
@@ -175,11 +177,15 @@ def _close_on_error(fd: int) -> Iterator[None]:
         raise
 
 
-def _check_link(path: str) -> None:
-    """Raise OSError for a symbolic link that another user has made, because it may lead to any file of this user."""
-    status = os.lstat(path)
-    if stat.S_ISLNK(status.st_mode) and status.st_uid not in _TRUSTED:
-        raise OSError(errno.ELOOP, f"it is a symbolic link that user {status.st_uid} has made", path)
+def _open_existing(path: str, flags: int) -> int:
+    """Open a file; raise UntrustedLink for another user's link, because it may lead to any file of this user."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    check_link(path)
+    return os.open(path, flags)
 
 
 def _check_hard_links(path: str, status: os.stat_result) -> None:

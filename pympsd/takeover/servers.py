@@ -429,8 +429,8 @@ def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
         device not in devices or (name and not is_partition_name(name)) for device, name in report.partitions.items()
     ):
         raise RemoteError("it cannot have such SM partitions")
-    in_force = report.limits.multiprocessors if report.limits is not None else {}
-    if not {*report.groups, *in_force} <= {*devices} or not 0 <= report.since <= time.time() + CLOCK_SECONDS:
+    has_limits = report.limits is None or report.limits.is_possible(len(devices))
+    if not has_limits or not {*report.groups} <= {*devices} or not 0 <= report.since <= time.time() + CLOCK_SECONDS:
         raise RemoteError(f"it cannot have such limits, or a client since {report.since:g}")
     process = ClientProcess(
         Peer(report.pid, report.uid, NO_USER),

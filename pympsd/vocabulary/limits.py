@@ -151,6 +151,18 @@ class LimitsInForce:
     """The connections of a device that each context of the client takes; 1 for a client of the driver's own server,
     because the number that it takes is unknown."""
 
+    def is_possible(self, device_count: int) -> bool:
+        """Return whether a client of this number of devices can have these limits; servers are not trusted.
+
+        >>> LimitsInForce(float("nan"), 0, {}, {}).is_possible(1), LimitsInForce(50.0, 0, {}, {1: 8}).is_possible(1)
+        (False, False)
+        """
+        percentages = self.thread_percentage, *self.device_percentages.values()
+        counts = self.priority, self.connections, *self.memory.values(), *self.multiprocessors.values()
+        ordinals = {*self.memory, *self.multiprocessors, *self.device_percentages}
+        is_in_range = all(0 <= value <= 100 for value in percentages) and all(0 <= n <= MAX_MEMORY for n in counts)
+        return is_in_range and ordinals <= {*range(device_count)}
+
     def percentage_on(self, ordinal: int) -> float:
         """Return the percentage on a device, by the device's ordinal."""
         return self.device_percentages.get(ordinal, self.thread_percentage)

@@ -21,6 +21,7 @@ from pympsd_client._objects.process import process
 _SCHEDULING: Final = (0, 1, 2, 4)
 _SCHEDULING_MASK: Final = 0x07
 _FLAGS_MASK: Final = 0xFF
+_MAP_HOST: Final = 8
 _API_VERSION: Final = 3020
 """The API version that drivers since CUDA 3.2 return for every context."""
 
@@ -50,8 +51,10 @@ def primary_state(device: int) -> tuple[int, int]:
 
 
 def set_primary_flags(device: int, flags: int) -> None:
-    """Set the flags of the primary context; they do not affect the executor."""
+    """Set the flags of the primary context; they do not affect the executor. Raise INVALID_VALUE for MAP_HOST."""
     primary = process.primary(device)
+    if flags & _MAP_HOST:
+        raise invalid_value("CU_CTX_MAP_HOST is not a flag of primary contexts: all of them map host memory")
     primary.flags = _check_flags(flags)
     if primary.context is not None:
         primary.context.flags = primary.flags
@@ -112,9 +115,8 @@ def execution_affinity(kind: int) -> int:
     Raise UNSUPPORTED_EXEC_AFFINITY if contexts cannot be limited: without MPS, and on devices before Volta.
     """
     context = current()
-    _check_affinity_type(kind)
-    if not (process.require().provisions and context.device.properties.is_volta_or_newer):
-        reason = "execution affinity needs an MPS daemon and a Volta or newer device"
+    if kind != SM_COUNT or not (process.require().provisions and context.device.properties.is_volta_or_newer):
+        reason = "execution affinity is of type SM_COUNT, and needs an MPS daemon and a Volta or newer device"
         raise CudaError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, reason)
     return context.usable().multiprocessors
 

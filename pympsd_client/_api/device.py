@@ -16,7 +16,7 @@ _ATTRIBUTES: Final = members("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_")
 
 
 def name(length: int, device: int) -> bytes:
-    """Return ``length`` bytes: the device's name, cut to fit, and NULs. Raise INVALID_VALUE for a length below 1."""
+    """Return the device's name, cut to ``length`` bytes, and NULs; raise INVALID_VALUE for a length below 1."""
     return _pad(process.device(device).properties.name, length)
 
 
@@ -53,6 +53,8 @@ def attribute(requested: int, device: int) -> int:
     return next((properties[name] for name in names if name in properties), 0)
 
 
+_MAX_TEXT: Final = 256
+"""The maximum size in bytes of a text with its NULs: the size of a name in the runtime's cudaDeviceProp."""
 _PROPERTIES: Final = (
     *("MAX_THREADS_PER_BLOCK", "MAX_BLOCK_DIM_X", "MAX_BLOCK_DIM_Y", "MAX_BLOCK_DIM_Z", "MAX_GRID_DIM_X"),
     *("MAX_GRID_DIM_Y", "MAX_GRID_DIM_Z", "MAX_SHARED_MEMORY_PER_BLOCK", "TOTAL_CONSTANT_MEMORY", "WARP_SIZE"),
@@ -88,18 +90,13 @@ def multiprocessors(device: VisibleDevice) -> int:
 
 
 def execution_affinity_support(kind: int, device: int) -> int:
-    """Return 1 if contexts can be limited to a number of SMs (under MPS, on Volta and newer); raise INVALID_VALUE."""
+    """Return 1 for SM_COUNT if contexts can be limited to a number of SMs (under MPS, on Volta and newer), else 0."""
     properties = process.device(device).properties
-    if kind != SM_COUNT:
-        raise invalid_value(f"the execution affinity type must be SM_COUNT ({SM_COUNT}), not {kind}")
-    return int(process.require().provisions and properties.is_volta_or_newer)
+    return int(kind == SM_COUNT and process.require().provisions and properties.is_volta_or_newer)
 
 
 def pci_bus_id(length: int, device: int) -> bytes:
-    """Return domain:bus:device.function in hexadecimal, padded with NULs to ``length`` bytes.
-
-    Raise INVALID_VALUE if ``length`` is less than 13.
-    """
+    """Return domain:bus:device.function in hexadecimal, and NULs; raise INVALID_VALUE for a length below 13."""
     entry = process.device(device)
     if length < 13:
         raise invalid_value(f"a PCI bus id needs 13 bytes, not {length}")
@@ -113,8 +110,13 @@ def _bus_id(device: VisibleDevice) -> str:
 
 
 def device_by_pci_bus_id(text: str) -> int:
-    """Return the device with a PCI bus id, which is bytes as from cuDeviceGetPCIBusId; raise INVALID_DEVICE."""
+    """Return the device with a PCI bus id, which is bytes as from cuDeviceGetPCIBusId.
+
+    Raise INVALID_VALUE for a text of another form, INVALID_DEVICE if no device has the id.
+    """
     requested = text.upper()
+    if ":" not in requested:
+        raise invalid_value(f"a PCI bus id has the form domain:bus:device.function, not {text!r}")
     connection = process.require()
     connection.check()
     for device in connection.devices:
@@ -124,6 +126,7 @@ def device_by_pci_bus_id(text: str) -> int:
 
 
 def _pad(text: str, length: int) -> bytes:
+    """Return a text and NULs up to ``length`` bytes or _MAX_TEXT, because a buffer may have fewer than it states."""
     if length < 1:
         raise invalid_value(f"a length must be at least 1, not {length}")
-    return text.encode()[: length - 1].ljust(length, b"\0")
+    return text.encode()[: length - 1].ljust(min(length, _MAX_TEXT), b"\0")

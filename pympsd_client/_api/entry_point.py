@@ -27,7 +27,8 @@ The order of the steps is fixed:
 2. Calls in host functions are refused, except those that are allowed before cuInit.
 3. Arguments of wrong types raise, as in cuda.bindings, even before cuInit.
 4. A call before cuInit fails.
-5. Buffers are opened last, around the call of the core, so that no error leaves one open.
+5. Handles that must not be NULL are checked (``nonnull`` in the row), before the context.
+6. Buffers are opened last, around the call of the core, so that no error leaves one open.
 
 `_UNSIGNED` and the tables of `conversions` state how the values of a type are converted.
 """
@@ -42,7 +43,7 @@ from pympsd_client._api.call_trace import trace
 from pympsd_client._arguments.bindings import DONE, SUCCESS, name_of
 from pympsd_client._arguments.errors import CudaError, failure_of
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.values import number, read_unsigned, text
+from pympsd_client._arguments.values import null_argument, number, read_unsigned, text
 from pympsd_client._command_stream.launch_cache import add_cache
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
@@ -73,6 +74,7 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
         "_as_cuda_error": conversions.as_cuda_error,
         "_fail": failure_of(signature.name),
         "_not_permitted": conversions.not_permitted,
+        "_null": null_argument,
         "_number": number,
         "_process": process,
         "_struct": {parameter.type: conversions.structure_reader(parameter.type) for parameter in signature.inputs},
@@ -131,6 +133,8 @@ def _source(signature: Signature) -> str:
         lines += [f"        {line}" for parameter in signature.inputs for line in _conversion(parameter)]
     if not is_early:
         lines += ["        if _process.connection is None:", "            _process.require()"]
+    required = [parameter.name for parameter in signature.inputs if parameter.is_nonnull]
+    lines += [f"        if not {name}: raise _null({name!r})" for name in required]
     lines += [f"        {line}" for line in _call(signature)]
     lines += ["    except _CudaError as error:", f"        return _fail(error, {outputs})"]
     lines += ["    except OSError as error:", f"        return _fail(_as_cuda_error(error), {outputs})"]

@@ -43,8 +43,8 @@ def read_device_resource(device: int, kind: int) -> bytes:
 
     Raise INVALID_RESOURCE_TYPE for other resources.
     """
-    check_type(kind)
     entry = process.device(device)
+    check_type(kind)
     return _resource(entry, multiprocessors(entry)).packed
 
 
@@ -150,9 +150,10 @@ def create(description: int, device: int, flags: int) -> int:
 
     Raise INVALID_VALUE, INVALID_DEVICE for a description of another device, and the server's refusals of a context.
     """
+    entry = process.device(device)
     if flags != _DEFAULT_STREAM:
         raise invalid_value(f"the flags must be CU_GREEN_CTX_DEFAULT_STREAM (1), not {flags:#x}")
-    return green.create(description, process.device(device)).handle
+    return green.create(description, entry).handle
 
 
 def destroy(handle: int) -> None:
@@ -167,9 +168,10 @@ def convert(handle: int) -> int:
 
 def create_stream(handle: int, flags: int, priority: int) -> int:
     """Return a new stream of a green context; the flags must be CU_STREAM_NON_BLOCKING."""
+    context = green.find(handle).context
     if flags != streams.NON_BLOCKING:
         raise invalid_value(f"the flags must be CU_STREAM_NON_BLOCKING (1), not {flags:#x}")
-    return streams.create(green.find(handle).context, flags, priority).handle
+    return streams.create(context, flags, priority).handle
 
 
 def find_green_context_of_stream(handle: int) -> int:

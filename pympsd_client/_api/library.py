@@ -89,9 +89,7 @@ def kernel_count(library: int) -> int:
 
 
 def enumerate_kernels(count: int, library: int) -> list[int]:
-    """Return up to ``numKernels`` kernels of a library; raise INVALID_VALUE for 0."""
-    if not count:
-        raise invalid_value("numKernels is 0; pass space for at least one kernel")
+    """Return up to ``numKernels`` kernels of a library."""
     return [kernel.handle for kernel in library_of(library).kernels().values()][:count]
 
 
@@ -115,10 +113,9 @@ def managed_variable(library: int, name: str) -> tuple[int, int]:
 
 
 def unified_function(library: int, symbol: str) -> int:
-    """Raise NOT_FOUND, because no device has unified function pointers (attribute UNIFIED_FUNCTION_POINTERS is 0)."""
+    """Raise INVALID_VALUE: no device has unified function pointers (attribute UNIFIED_FUNCTION_POINTERS is 0)."""
     library_of(library)
-    reason = f"no unified function {symbol!r}: UNIFIED_FUNCTION_POINTERS of the devices is 0"
-    raise CudaError(Result.ERROR_NOT_FOUND, reason)
+    raise invalid_value(f"no unified function {symbol!r}: UNIFIED_FUNCTION_POINTERS of the devices is 0")
 
 
 def function(kernel: int) -> int:
@@ -132,9 +129,7 @@ def library_of_kernel(kernel: int) -> int:
 
 
 def name(kernel: int) -> bytes:
-    """Return a kernel's name as bytes; raise INVALID_VALUE for NULL, INVALID_HANDLE for other values."""
-    if not kernel:
-        raise invalid_value("the kernel is NULL")
+    """Return a kernel's name as bytes."""
     return kernel_of(kernel).name.encode("utf-8", "surrogateescape")
 
 
@@ -189,11 +184,9 @@ def add(link: int, kind: int, data: HostMemory, size: int, name: str, count: int
     NOT_SUPPORTED for other inputs; NO_BINARY_FOR_GPU for fatbins without PTX for the device; JIT_COMPILER_NOT_FOUND
     for NVVM IR.
     """
-    entry = link_of(link)
+    entry, registers = link_of(link), jit_options.read(count, options, values).max_registers
     data.check(size, to_be_written=False)
-    entry.add(
-        kind, ctypes.string_at(data.address, size), name, jit_options.read(count, options, values).max_registers
-    )
+    entry.add(kind, ctypes.string_at(data.address, size), name, registers)
 
 
 def add_file(link: int, kind: int, path: str, count: int, options: Any, values: Any) -> None:

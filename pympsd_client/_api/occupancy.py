@@ -7,6 +7,8 @@ from pympsd_client._arguments.launch_attributes import LaunchConfig, launch_conf
 from pympsd_client._arguments.values import read_unsigned
 from pympsd_client._objects.code import occupancy
 from pympsd_client._objects.code.library import function_of
+from pympsd_client._objects.code.module import Function
+from pympsd_client._objects.context import require_context
 
 _CACHING_FLAGS: Final = (0, 1)
 """CU_OCCUPANCY_DEFAULT and CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE, the same since Pascal."""
@@ -18,7 +20,7 @@ def active_blocks(function: int, threads: int, dynamic_bytes: int, flags: int = 
     The flags, 0 or DISABLE_CACHING_OVERRIDE, have no effect on these devices.
     """
     _check_caching(flags)
-    return occupancy.active_blocks(function_of(function), threads, dynamic_bytes)
+    return occupancy.active_blocks(_find(function), threads, dynamic_bytes)
 
 
 def best_block(
@@ -31,7 +33,7 @@ def best_block(
     """
     _check_caching(flags)
     bytes_by_block = occupancy.dynamic_bytes_by_block(dynamic_bytes_function, dynamic_bytes)
-    return occupancy.best_block(function_of(function), bytes_by_block, read_unsigned(most_threads, 31))
+    return occupancy.best_block(_find(function), bytes_by_block, read_unsigned(most_threads, 31))
 
 
 def available_dynamic_bytes(function: int, blocks: int, threads: int) -> int:
@@ -39,17 +41,22 @@ def available_dynamic_bytes(function: int, blocks: int, threads: int) -> int:
 
     Raise INVALID_VALUE if so many blocks of ``blockSize`` threads never fit.
     """
-    return occupancy.available_dynamic_bytes(function_of(function), blocks, threads)
+    return occupancy.available_dynamic_bytes(_find(function), blocks, threads)
 
 
 def largest_cluster(function: int, config: Any) -> int:
     """Return the maximum number of blocks in a cluster; raise NOT_SUPPORTED on a device without clusters."""
-    return occupancy.largest_cluster(function_of(function), _config(config))
+    return occupancy.largest_cluster(_find(function), _config(config))
 
 
 def active_clusters(function: int, config: Any) -> int:
     """Return the number of clusters that can be active at the same time; raise INVALID_CLUSTER_SIZE."""
-    return occupancy.active_clusters(function_of(function), _config(config))
+    return occupancy.active_clusters(_find(function), _config(config))
+
+
+def _find(function: int) -> Function:
+    require_context()
+    return function_of(function)
 
 
 def _config(argument: Any) -> LaunchConfig:

@@ -23,6 +23,7 @@ from pympsd_client._objects.code.launch import check_shape
 from pympsd_client._objects.code.launch import launch as launch_kernel
 from pympsd_client._objects.code.library import function_of
 from pympsd_client._objects.code.module import Function
+from pympsd_client._objects.context import require_context
 
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0
 """The keys in the array that cuLaunchKernel takes as ``extra``."""
@@ -41,6 +42,7 @@ _settings: Final[WeakKeyDictionary[Function, _Settings]] = WeakKeyDictionary()
 
 
 def _find_with_settings(function: int) -> tuple[Function, _Settings]:
+    require_context()
     entry = function_of(function)
     entry.context.usable()
     if entry not in _settings:

@@ -4,8 +4,9 @@ import ctypes
 import struct
 from typing import Any, Final
 
+from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.errors import check_no_flags, invalid_value, not_supported
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.launch_attributes import STREAM_DEFAULTS, VALUE_BYTES, name_of
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._command_stream.transport import intercepted
@@ -29,14 +30,17 @@ def wait_event(stream_handle: int, event_handle: int, flags: int) -> None:
     """Make later work of the stream wait for the event.
 
     For another device's event, unless it is captured, this call itself waits. With CU_EVENT_WAIT_EXTERNAL a
-    capturing stream gets a node that waits; raise INVALID_VALUE in other streams.
+    capturing stream gets a node that waits; raise ILLEGAL_STATE in other streams.
     """
     if not _is_taken(stream_handle, event_handle, flags, is_wait=True):
         event.make_stream_wait(stream_handle, event_handle)
 
 
 def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) -> bool:
-    """Let a capture take a call with the flag EXTERNAL, and return True; return False for 0. Raise INVALID_VALUE."""
+    """Let a capture take a call with the flag EXTERNAL, and return True; return False for 0.
+
+    Raise INVALID_VALUE for other flags, ILLEGAL_STATE in a stream that does not capture.
+    """
     if not flags:
         return False
     name = "CU_EVENT_WAIT" if is_wait else "CU_EVENT_RECORD"
@@ -45,7 +49,7 @@ def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) 
     entry = event.events.find(event_handle)
     context, its_stream = stream.resolve(stream_handle)
     if (by := intercepted.by) is None or not by.take_external_event(context, its_stream, entry.handle, is_wait):
-        raise invalid_value(f"{name}_EXTERNAL is for streams that capture; this one does not")
+        raise CudaError(Result.ERROR_ILLEGAL_STATE, f"{name}_EXTERNAL is for streams that capture; this one does not")
     return True
 
 
@@ -76,7 +80,7 @@ def context(handle: int) -> int:
 def record_event(event_handle: int, stream_handle: int, flags: int) -> None:
     """Record an event as cuEventRecord does.
 
-    With CU_EVENT_RECORD_EXTERNAL a capturing stream gets a node for it; raise INVALID_VALUE in other streams.
+    With CU_EVENT_RECORD_EXTERNAL a capturing stream gets a node for it; raise ILLEGAL_STATE in other streams.
     """
     if not _is_taken(stream_handle, event_handle, flags, is_wait=False):
         event.record(event_handle, stream_handle)
@@ -91,6 +95,8 @@ def create_event(flags: int) -> int:
 
 
 _HANDLE_COUNT: Final = (1 << 40) - 1
+_POLICIES: Final = range(1, 5)
+"""CU_SYNC_POLICY_AUTO, SPIN, YIELD, BLOCKING_SYNC."""
 
 
 def stream_id(handle: int) -> int:
@@ -130,7 +136,11 @@ def set_attribute(handle: int, number: int, value: Any) -> None:
     if not isinstance(value, InMemory | bindings.CUlaunchAttributeValue):
         raise TypeError(f"a CUstreamAttrValue is required, not {type(value).__name__}")
     address = value if isinstance(value, InMemory) else value.getPtr()
-    _attributes(stream)[name] = ctypes.string_at(int(address), VALUE_BYTES)
+    data = ctypes.string_at(int(address), VALUE_BYTES)
+    policy = int.from_bytes(data[:4], "little")
+    if name == "SYNCHRONIZATION_POLICY" and policy not in _POLICIES:
+        raise invalid_value(f"the synchronization policy must be a CUsynchronizationPolicy, 1 to 4, not {policy}")
+    _attributes(stream)[name] = data
 
 
 def copy_attributes(destination: int, source: int) -> None:

@@ -17,10 +17,10 @@ from pympsd_client._objects.code.library import Kernel, Library, libraries, new_
 from pympsd_client._objects.memory.allocations import check_range
 from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.process import process
+from pympsd_client._objects.stream import resolve
 
 _KINDS: Final = {1: (True, 4), 2: (False, 4), 4: (True, 8), 5: (False, 8)}
 """For each CUstreamBatchMemOpType: whether it waits, and the size of its word in bytes."""
-_NO_BARRIER: Final = 1
 _FLUSH: Final = 1 << 30
 _CONDITIONS: Final = range(4)
 """CU_STREAM_WAIT_VALUE_GEQ, EQ, AND, NOR."""
@@ -76,20 +76,22 @@ def write(stream: int, address: int, value: int, size: int, flags: int) -> None:
 
     Raise INVALID_VALUE if the address is misaligned.
     """
+    resolve(stream)
     for place, word in words(address, value, size, flags):
         fill(place, word, 4, 1, stream)
 
 
 def words(address: int, value: int, size: int, flags: int) -> list[tuple[int, int]]:
     """Return (address, value) of each 4-byte word that an operation writes; raise CudaError."""
-    if flags & ~_NO_BARRIER:
-        raise invalid_value(f"the flags must be 0 or CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER, not {flags:#x}")
+    if flags:  # cuda.h has CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER for the functions of CUDA 8 only
+        raise invalid_value(f"the flags must be CU_STREAM_WRITE_VALUE_DEFAULT (0), not {flags:#x}")
     _check_address(address, size)
     return [(address + place, value >> 8 * place & 0xFFFFFFFF) for place in range(0, size, 4)]
 
 
 def wait(stream: int, address: int, value: int, size: int, flags: int) -> None:
     """Make the stream's later work wait until a word of 4 or 8 bytes has a value (>= cyclically, ==, &, or NOR)."""
+    resolve(stream)
     kernel, values = prepare_wait(address, value, size, flags)
     launch(kernel.handle, ONE_THREAD, stream, values, 0)
 
@@ -99,10 +101,10 @@ def prepare_wait(address: int, value: int, size: int, flags: int) -> tuple[Kerne
 
     Raise CudaError, INVALID_VALUE for an address that kernels cannot access.
     """
+    if flags & ~_FLUSH not in _CONDITIONS:
+        raise invalid_value(f"the flags must be a CUstreamWaitValue_flags, 0 to 3, not {flags:#x}")
     if flags & _FLUSH:
         raise not_supported("CU_STREAM_WAIT_VALUE_FLUSH needs CAN_FLUSH_REMOTE_WRITES, which no device has here")
-    if flags not in _CONDITIONS:
-        raise invalid_value(f"the flags must be a CUstreamWaitValue_flags, 0 to 3, not {flags:#x}")
     _check_address(address, size)
     if not pinned.holds(address):
         check_range(address, size)

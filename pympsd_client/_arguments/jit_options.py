@@ -6,7 +6,7 @@ such as the length of a log are written.
 
 import ctypes
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -111,32 +111,35 @@ def read(count: int, options: Sequence[Any] | int | None, values: Sequence[Any] 
             result.error.size, result.error.size_at = number(value), address
         elif name == "MAX_REGISTERS":
             result.max_registers = number(value)
+            if not result.max_registers:
+                raise invalid_value("CU_JIT_MAX_REGISTERS must be at least 1; leave it out for no limit")
         elif name == "WALL_TIME" and address:
             ctypes.c_float.from_address(address).value = 0.0
     return result
 
 
-def enums(options: Sequence[Any] | int | None, count: int) -> list[int]:
+def enums(options: Sequence[Any] | int | None, count: int) -> Iterable[int]:
     """Return the first ``count`` enum values of a list, or of the C array at an address, as numbers.
 
-    Raise INVALID_VALUE if a list has fewer, or the address is NULL.
+    A C array is read one element at a time, so that nothing beyond the first wrong option is read. Raise
+    INVALID_VALUE if a list has fewer, or the address is NULL.
     """
     if isinstance(options, int):
         if count and not options:
             raise invalid_value(f"numOptions is {count} and the address of the options is NULL")
-        return list((ctypes.c_int * count).from_address(options)) if count else []
+        return (ctypes.c_int.from_address(options + 4 * index).value for index in range(count))
     if len(options or ()) < count:
         raise invalid_value(f"numOptions is {count} and there are {len(options or ())} options")
     return [number(option) for option in (options or ())[:count]]
 
 
-def _slots(values: Sequence[Any] | int | None, count: int) -> list[tuple[Any, int]]:
+def _slots(values: Sequence[Any] | int | None, count: int) -> Iterable[tuple[Any, int]]:
     """Return each option's value, and the value's address in the C array; 0 if the values come as a list."""
     if isinstance(values, int):
         if count and not values:
             raise invalid_value(f"numOptions is {count} and the address of the values is NULL")
         places = range(values, values + count * 8, 8)
-        return [(ctypes.c_uint64.from_address(place).value, place) for place in places]
+        return ((ctypes.c_uint64.from_address(place).value, place) for place in places)
     if len(values or ()) < count:
         raise invalid_value(f"numOptions is {count} and there are {len(values or ())} values")
     return [(value, 0) for value in (values or ())[:count]]

@@ -7,7 +7,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, not_supported
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.values import address_of
 
 _NUMBERS: Final = members("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_")
@@ -44,6 +44,12 @@ afterwards, so griddepcontrol.wait does not have to wait.
 def name_of(number: int) -> str:
     """Return an attribute's name without its prefix, or the number as text if it has none."""
     return _NAMES.get(number, str(number))
+
+
+def check_of_node(number: int) -> None:
+    """Raise INVALID_VALUE for an attribute that kernel nodes do not have, as recorded on an H200."""
+    if _NAMES.get(number, "IGNORE") in ("IGNORE", "SYNCHRONIZATION_POLICY"):
+        raise invalid_value(f"{name_of(number)} is not an attribute of a kernel node")
 
 
 def not_there(name: str, supported: str = "COOPERATIVE, CLUSTER_DIMENSION, those of events") -> CudaError:

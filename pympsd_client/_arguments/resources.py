@@ -7,7 +7,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.bindings import CUexecAffinityParam, CUexecAffinityType, members
+from pympsd_client._arguments.bindings import CUexecAffinityParam, CUexecAffinityType
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.values import address_of, addresses_of
 
@@ -20,7 +20,6 @@ _MARK: Final = b"pympsd R"
 """The mark of a CUdevResource of pympsd, in the part that CUDA reserves."""
 _SM: Final = 1
 """CU_DEV_RESOURCE_TYPE_SM."""
-_TYPES: Final = members("CUdevResourceType", "CU_DEV_RESOURCE_TYPE_")
 
 
 @frozen
@@ -51,9 +50,7 @@ class SmGroup:
 
 
 def check_type(kind: int) -> None:
-    """Raise INVALID_RESOURCE_TYPE for every type except SMs, and INVALID_VALUE if CUDA does not have the type."""
-    if kind not in _TYPES.values():
-        raise invalid_value(f"there is no type {kind} of resources")
+    """Raise INVALID_RESOURCE_TYPE for every type except SMs."""
     if kind != _SM:
         raise CudaError(Result.ERROR_INVALID_RESOURCE_TYPE, "only SMs can be divided among contexts here")
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from attrs import frozen
 
 from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value
 
 T = TypeVar("T")
 MAX_COUNT: Final = 1 << 20
@@ -118,6 +118,11 @@ def check_not_null(name: str, *addresses: int) -> None:
     """Raise INVALID_VALUE if one of the addresses is 0; ``name`` describes what should be there."""
     if 0 in addresses:
         raise invalid_value(f"the address of {name} is NULL")
+
+
+def null_argument(name: str, expected: str = "a handle") -> CudaError:
+    """Return INVALID_VALUE for an argument that is NULL; ``expected`` names what to pass."""
+    return invalid_value(f"{name} is NULL; pass {expected}")
 
 
 @cache

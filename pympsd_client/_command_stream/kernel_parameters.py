@@ -100,7 +100,7 @@ def _convert_handles(pack: Packer, types: tuple[Any, ...]) -> Packer:
 def flat(layout: FunctionLayout, parameters: Any, extra: Any) -> bytes:
     """Return the flat buffer of a function's parameters, which may have any form; raise CudaError, TypeError."""
     if number(extra):
-        if parameters is not None and not (isinstance(parameters, int) and parameters == 0):
+        if layout.parameters and parameters is not None and not (isinstance(parameters, int) and parameters == 0):
             raise invalid_value("kernelParams and extra exclude each other; pass one")
         return _pack_from_extra(layout, number(extra))
     if isinstance(parameters, tuple):

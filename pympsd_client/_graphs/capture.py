@@ -271,15 +271,17 @@ class Captures:
         before, self._modes.current = self._modes.current, mode
         return before
 
-    def change_dependencies(self, place: StreamKey, dependencies: dict[Node, Edge], replaces: bool) -> None:
+    def change_dependencies(self, place: StreamKey, read: Callable[[], dict[Node, Edge]], replaces: bool) -> None:
         """Add nodes to those that the next node of a stream depends on, or with ``replaces`` replace them.
 
+        ``read`` returns the nodes. It is called if the stream captures, because that is checked before any argument.
         Raise ILLEGAL_STATE if the stream does not capture, INVALID_VALUE for a node of another graph.
         """
         with self._lock:
             capture = self.find_valid(place)
             if capture is None:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream does not capture")
+            dependencies = read()
             if any(node.graph is not capture.graph for node in dependencies):
                 raise invalid_value("a node belongs to a graph other than the one into which the stream captures")
             if replaces:

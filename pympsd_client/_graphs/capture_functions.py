@@ -81,11 +81,15 @@ def change_dependencies(stream: int, after: Any, data: Any, count: int, flags: i
 
     Raise ILLEGAL_STATE if the stream does not capture, INVALID_VALUE for nodes of another graph.
     """
-    if flags not in (_ADD, _SET):
-        raise invalid_value(
-            f"flags must be ADD (0) or SET (1) of CUstreamUpdateCaptureDependencies_flags, not {flags}"
-        )
-    captures.change_dependencies(resolve(stream), dependency_map(after, data, count), flags == _SET)
+
+    def read() -> dict[Node, Edge]:
+        if flags not in (_ADD, _SET):
+            raise invalid_value(
+                f"flags must be ADD (0) or SET (1) of CUstreamUpdateCaptureDependencies_flags, not {flags}"
+            )
+        return dependency_map(after, data, count)
+
+    captures.change_dependencies(resolve(stream), read, flags == _SET)
 
 
 def exchange_mode(mode: int) -> int:

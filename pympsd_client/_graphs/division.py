@@ -33,7 +33,7 @@ from attrs import define, field
 from pympsd_client._arguments.errors import CudaError, not_supported
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.graph import Graph, Node
-from pympsd_client._graphs.items import Division, Entry, Failed, not_in_body
+from pympsd_client._graphs.items import Division, DivisionEntry, Failed, not_in_body
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.event import events
 from pympsd_client._objects.memory.allocations import context_for, is_on_a_device
@@ -116,14 +116,14 @@ class _Divider:
         part = self.parts.setdefault((stage, context), Division(context, stage))
         part.waits_for.update(before.keys() - {context})
         latest, ends = before.get(context, (stage, ()))
-        return {context: (stage, (part.add(Entry(node, ends if latest == stage else (), bodies)),))}
+        return {context: (stage, (part.add(DivisionEntry(node, ends if latest == stage else (), bodies)),))}
 
     def _join(self, ends: _Ends) -> _Ends:
         """Return the same ends with one entry for each context, so that n nodes after m need m + n edges."""
         return {
             context: (
                 stage,
-                entries if len(entries) == 1 else (self.parts[stage, context].add(Entry(None, entries)),),
+                entries if len(entries) == 1 else (self.parts[stage, context].add(DivisionEntry(None, entries)),),
             )
             for context, (stage, entries) in ends.items()
         }

@@ -25,7 +25,7 @@ from pympsd_client._graphs.executable import AUTO_FREE, Executable, executables,
 from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.items import Failed
 from pympsd_client._objects import stream as streams
-from pympsd_client._objects.context import current
+from pympsd_client._objects.context import current, require_context
 
 
 class Verdict(IntEnum):
@@ -162,6 +162,9 @@ def _instantiate(graph: Graph, flags: int) -> Executable:
 
 def instantiate(graph: int, flags: int) -> int:
     """Return a new executable graph with a copy of a graph; raise INVALID_VALUE for a cycle, NOT_SUPPORTED."""
+    require_context()
+    if flags & _UPLOAD:
+        raise invalid_value("CU_GRAPH_INSTANTIATE_FLAG_UPLOAD needs a stream: call cuGraphInstantiateWithParams")
     try:
         return _instantiate(graphs.find(graph), flags).handle
     except _NotInstantiated as failed:
@@ -186,6 +189,7 @@ def instantiate_with_parameters(graph: int, parameters: Any) -> int:
 
 def launch(executable: int, stream: int) -> None:
     """Launch an executable graph in stream order, after its earlier launches, and return immediately."""
+    streams.resolve(stream)
     find(executable).launch(stream)
 
 

@@ -62,7 +62,7 @@ class HostCopy:
 
 
 @frozen(eq=False)
-class Entry:
+class DivisionEntry:
     """A node of a division, or without a node the point where branches join."""
 
     node: Node | None
@@ -78,11 +78,11 @@ class Division:
 
     context: Context
     stage: int
-    entries: list[Entry] = field(factory=list, init=False)
+    entries: list[DivisionEntry] = field(factory=list, init=False)
     waits_for: set[Context] = field(factory=set, init=False)
     """The other contexts whose parts of earlier stages have to end first."""
 
-    def add(self, entry: Entry) -> int:
+    def add(self, entry: DivisionEntry) -> int:
         """Add an entry and return its index."""
         self.entries.append(entry)
         return len(self.entries) - 1
@@ -119,7 +119,7 @@ class Items:
         self.items.append(GraphItem(record, tuple(sorted(after)), conditional))
         return len(self.items) - 1
 
-    def _add_entry(self, entry: Entry, after: Sequence[int]) -> int:
+    def _add_entry(self, entry: DivisionEntry, after: Sequence[int]) -> int:
         """Add an entry's items after the items ``after``, and return its last item; raise CudaError."""
         if entry.node is None or entry.node in self.disabled:
             return self._add(b"", after)

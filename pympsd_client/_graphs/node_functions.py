@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.bindings import cuuint64_t
 from pympsd_client._arguments.errors import invalid_value
-from pympsd_client._arguments.launch_attributes import COOPERATIVE, VALUE_BYTES
+from pympsd_client._arguments.launch_attributes import COOPERATIVE, VALUE_BYTES, check_of_node
 from pympsd_client._arguments.values import AttributeValue, read_value
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import parameters
@@ -19,7 +19,7 @@ from pympsd_client._graphs import work as works
 from pympsd_client._graphs.graph import Node, allocate_handle
 from pympsd_client._graphs.parameters import CHILD_CLONED
 from pympsd_client._graphs.structure import dependency_map
-from pympsd_client._objects.context import context_of, current
+from pympsd_client._objects.context import context_of
 from pympsd_client._objects.pools.graph_memory import usage_of
 from pympsd_client._objects.process import process
 
@@ -84,7 +84,7 @@ def create_condition(graph: int, context: int, default: int, flags: int) -> int:
     """
     if flags & ~_ASSIGN_DEFAULT:
         raise invalid_value(f"flags must be 0 or CU_GRAPH_COND_ASSIGN_DEFAULT (1), not {flags}")
-    its_context = context_of(context) if context else current()
+    its_context = context_of(context)
     handle = allocate_handle()
     condition = works.ConditionalHandle(handle, graphs.find(graph), default, bool(flags), its_context)
     parameters.conditions[handle] = condition
@@ -159,6 +159,7 @@ def set_parameters(kind: str, handle: int, params: Any) -> None:
 def kernel_attribute(handle: int, attribute: int) -> bytes:
     """Return a launch attribute of a kernel node, all zero if it was not set."""
     work = work_of(handle, works.KernelWork)
+    check_of_node(attribute)
     default = int(work.cooperative).to_bytes(4, "little") if attribute == COOPERATIVE else b""
     return work.attributes.get(attribute, default).ljust(VALUE_BYTES, b"\0")
 
@@ -166,6 +167,7 @@ def kernel_attribute(handle: int, attribute: int) -> bytes:
 def set_kernel_attribute(handle: int, attribute: int, value: Any) -> None:
     """Set a launch attribute of a kernel node: COOPERATIVE, or a hint; raise NOT_SUPPORTED for others."""
     work = work_of(handle, works.KernelWork)
+    check_of_node(attribute)
     address = structs.address_of(value, "CUkernelNodeAttrValue")
     data = ctypes.string_at(address, VALUE_BYTES)
     _set(handle, parameters.set_attribute(work, attribute, data))

@@ -102,8 +102,8 @@ def record(handle: int, stream: int) -> None:
 
     Raise INVALID_HANDLE if the stream's context is neither the event's nor related to it (`Event.is_related_to`).
     """
-    event = events.find(handle)
     context, stream_id = resolve(stream)
+    event = events.find(handle)
     if event.opener is context and event.context is not context:
         # The event is in the executor of another device, which does not know the stream.
         context.call(operations.SYNCHRONIZE_STREAM, stream_id)
@@ -137,8 +137,8 @@ def make_stream_wait(stream: int, handle: int) -> None:
     An event of another context may be in another executor. Then this function waits for the event itself, before the
     stream's later work can be sent.
     """
-    event = events.find(handle)
     context, stream_id = resolve(stream)
+    event = events.find(handle)
     context.usable()
     if context is event.context or event.is_related_to(context):
         context.post(operations.WAIT_EVENT, stream_id, event.handle_in(context))

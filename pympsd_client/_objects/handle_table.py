@@ -8,7 +8,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from pympsd.wire.records import OPERATIONS, Kind, Use
 from pympsd_client._arguments.errors import invalid_handle
 from pympsd_client._command_stream.operations import OperationLayout
-from pympsd_client._objects.context import Context, current, when_closed
+from pympsd_client._objects.context import Context, current, this_thread, when_closed
 
 next_buffer_id: Final = count(1).__next__
 """Return a new id for memory, never used before in this process."""
@@ -62,12 +62,13 @@ class HandleTable(Generic[T]):
     def find(self, handle: int) -> T:
         """Return the object of a handle.
 
-        Raise INVALID_HANDLE, which names the kind of object and the likely reason; or the error of a current context
-        that cannot be used, because that error explains more.
+        Raise INVALID_HANDLE, which names the kind of object and the likely reason, even if no context is current (as
+        recorded on an H200); or the error of a current context that cannot be used, because that error explains more.
         """
         owned = self._objects.get(handle)
         if owned is None:
-            current().usable()
+            if this_thread.stack:
+                current().usable()
             raise invalid_handle(f"{handle:#x} is not {self._noun} of this process ({self._why_missing})")
         return owned
 

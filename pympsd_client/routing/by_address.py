@@ -137,6 +137,8 @@ def _split_by_count(core: Core) -> Resolved:
         check_not_null("nbGroups", number)
         count = c_uint32.from_address(number)
         requested = count.value if result else 0
+        if result and not requested:
+            raise invalid_value("nbGroups is 0; pass the number of CUdevResource for which there is space")
         parts, count.value, remainder = core(requested, _read_resource(resource), flags, minimum)
         _write_parts(parts, result, remainder, remaining)
 
@@ -163,6 +165,8 @@ def _list(core: Core, arrays: int) -> Resolved:
         *lists, size = addresses
         check_not_null("the number", size)
         length = c_uint64.from_address(size)
+        if any(lists) and not length.value:
+            raise invalid_value("the length of the arrays is 0; pass NULL for them to ask only for the number")
         values = core(handle, length.value if any(lists) else 0)
         if any(lists) and len(lists) > 1 and not lists[-1] and any(values[-2]):
             raise CudaError(Result.ERROR_LOSSY_QUERY, "the edges have data; ask with the version that returns it")

@@ -32,9 +32,8 @@ from typing import Any, Final
 
 from pympsd_client._api.conversions import is_as_given, not_permitted, output_wrapper, structure_reader
 from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import host_memory_at
-from pympsd_client._arguments.values import AttributeValue, InMemory
+from pympsd_client._arguments.values import AttributeValue, InMemory, null_argument
 from pympsd_client._command_stream.launch_cache import when_invalidated
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
@@ -117,6 +116,7 @@ _OPTIONAL_OUTPUTS: Final = {
     "cuCtxPopCurrent": ("pctx",),
     "cuFuncGetParamInfo": ("paramSize",),
     "cuKernelGetParamInfo": ("paramSize",),
+    "cuLinkComplete": ("sizeOut",),
     "cuMemGetAddressRange": ("pbase", "psize"),
     "cuMemGetInfo": ("free", "total"),
     "cuStreamEndCapture": ("phGraph",),
@@ -164,10 +164,6 @@ def result_of_error(name: str, error: BaseException | None) -> int:
     return result_of(name, error)
 
 
-def _null(name: str) -> CudaError:
-    return invalid_value(f"{name} is NULL; pass the address of a text")
-
-
 def _variants(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
     """Return the parameters of a function whose core accepts the parameters of several versions."""
     if len(row.parameters) == len(types):
@@ -206,7 +202,7 @@ def _names(row: Signature) -> dict[str, Any]:
         "_intern": intern,
         "_not_permitted": not_permitted,
         "_process": process,
-        "_null": _null,
+        "_null": null_argument,
         "_pack": pack,
         "_read": read,
         "_read_later": read_later,
@@ -230,9 +226,11 @@ def _source(row: Signature, parameters: tuple[Parameter, ...], types: tuple[str,
         lines += [f"    {parameter.name} = None" for parameter in row.parameters if parameter not in parameters]
     if not is_early:
         lines += ["    if _process.connection is None: _process.require()"]
+    required = [parameter.name for parameter, _ in inputs if parameter.is_nonnull]
+    lines += [f"    if not {name}: raise _null({name!r})" for name in required]
     arguments = names if row.calling is Calling.VARIANTS and "*" in row.arguments else row.arguments
     call = f"_core({arguments})"
-    is_direct = row.calling is Calling.INITIALIZED and not conversions and arguments == names
+    is_direct = row.calling is Calling.INITIALIZED and not conversions and not required and arguments == names
     outputs = [(parameter, type) for parameter, type in zip(parameters, types, strict=True) if parameter.is_output]
     values = [f"o{index}" for index in range(len(outputs))]
     results = [_result(value, parameter, type) for value, (parameter, type) in zip(values, outputs, strict=True)]
@@ -266,7 +264,7 @@ def _conversion(row: Signature, parameter: Parameter, type: str) -> list[str]:
     if parameter.type == "char *":
         if row.name in _OPTIONAL_TEXTS:
             return [f"if {name} is None: {name} = ''"]
-        return [f"if {name} is None: raise _null({name!r})"]
+        return [f"if {name} is None: raise _null({name!r}, 'the address of a text')"]
     if parameter.type == "void *":
         return [f"{name} = _at({name})"]
     if parameter.type == "const void *" or (parameter.type.endswith(" *") and is_as_given(parameter.type)):

@@ -55,10 +55,10 @@ cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags) = set_primary_flags
 cuCtxCreate_v3(out CUcontext pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags, CUdevice dev)
     = create_with_affinity
 cuCtxCreate_v4(out CUcontext pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev) = create
-cuCtxDestroy(CUcontext ctx) = destroy
+cuCtxDestroy(nonnull CUcontext ctx) = destroy
 cuCtxGetCurrent(out CUcontext pctx) = current_handle
 cuCtxSetCurrent(CUcontext ctx) = set_current
-cuCtxPushCurrent(CUcontext ctx) = push_current
+cuCtxPushCurrent(nonnull CUcontext ctx) = push_current
 cuCtxPopCurrent(out CUcontext pctx) = pop_current
 cuCtxGetDevice(out CUdevice device) = device_of(0)
 cuCtxGetDevice_v2(out CUdevice device, CUcontext ctx) = device_of

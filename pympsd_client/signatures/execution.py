@@ -18,9 +18,10 @@ cuModuleGetFunctionCount(out unsigned int count, CUmodule mod) = function_count
 cuModuleEnumerateFunctions(out CUfunction *functions, unsigned int numFunctions, CUmodule mod) = enumerate_functions
 cuFuncGetAttribute(out int pi, CUfunction_attribute attrib, CUfunction hfunc) = attribute
 cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value) = set_attribute
-cuFuncGetName(out char *name, CUfunction hfunc) = name_of_function
-cuFuncGetModule(out CUmodule hmod, CUfunction hfunc) = module_of_function
-cuFuncGetParamInfo(CUfunction func, size_t paramIndex, out size_t paramOffset, out size_t paramSize) = parameter
+cuFuncGetName(out char *name, nonnull CUfunction hfunc) = name_of_function
+cuFuncGetModule(out CUmodule hmod, nonnull CUfunction hfunc) = module_of_function
+cuFuncGetParamInfo(nonnull CUfunction func, size_t paramIndex, out size_t paramOffset, out size_t paramSize)
+    = parameter
 cuFuncGetParamCount(CUfunction func, out size_t paramCount) = parameter_count
 cuFuncIsLoaded(out CUfunctionLoadingState state, CUfunction function) = loading_state
 cuFuncLoad(CUfunction function) = load_function
@@ -64,8 +65,9 @@ cuOccupancyMaxPotentialBlockSizeWithFlags(out int minGridSize, out int blockSize
     = best_block
 cuOccupancyAvailableDynamicSMemPerBlock(out size_t dynamicSmemSize, CUfunction func, int numBlocks, int blockSize)
     = available_dynamic_bytes
-cuOccupancyMaxPotentialClusterSize(out int clusterSize, CUfunction func, CUlaunchConfig *config) = largest_cluster
-cuOccupancyMaxActiveClusters(out int numClusters, CUfunction func, CUlaunchConfig *config) = active_clusters
+cuOccupancyMaxPotentialClusterSize(out int clusterSize, nonnull CUfunction func, CUlaunchConfig *config)
+    = largest_cluster
+cuOccupancyMaxActiveClusters(out int numClusters, nonnull CUfunction func, CUlaunchConfig *config) = active_clusters
 """
 
 _LIBRARIES: Final = """
@@ -85,11 +87,12 @@ cuLibraryGetManaged(out CUdeviceptr dptr, out size_t numbytes, CUlibrary library
 cuLibraryGetUnifiedFunction(out void *fptr, CUlibrary library, char *symbol) = unified_function
 cuKernelGetFunction(out CUfunction pFunc, CUkernel kernel) = function
 cuKernelGetLibrary(out CUlibrary pLib, CUkernel kernel) = library_of_kernel
-cuKernelGetName(out char *name, CUkernel hfunc) = name
+cuKernelGetName(out char *name, nonnull CUkernel hfunc) = name
 cuKernelGetAttribute(out int pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev) = attribute
 cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev) = set_attribute
 cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev) = set_cache_preference
-cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, out size_t paramOffset, out size_t paramSize) = parameter
+cuKernelGetParamInfo(nonnull CUkernel kernel, size_t paramIndex, out size_t paramOffset, out size_t paramSize)
+    = parameter
 cuKernelGetParamCount(CUkernel kernel, out size_t paramCount) = parameter_count
 """
 

@@ -37,7 +37,7 @@ cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, 
 cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count) = release
 """
 
-_ADD: Final = "out CUgraphNode phGraphNode, CUgraph hGraph, CUgraphNode *dependencies, size_t numDependencies"
+_ADD: Final = "out CUgraphNode phGraphNode, nonnull CUgraph hGraph, CUgraphNode *dependencies, size_t numDependencies"
 _AFTER: Final = "hGraph, dependencies, numDependencies"
 
 _NODES: Final = f"""
@@ -50,8 +50,8 @@ cuGraphAddBatchMemOpNode({_ADD}, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams)
 cuGraphAddHostNode({_ADD}, CUDA_HOST_NODE_PARAMS *nodeParams) = add('HOST', {_AFTER}, nodeParams)
 cuGraphAddChildGraphNode({_ADD}, CUgraph childGraph) = add_child
 cuGraphAddEmptyNode({_ADD}) = add('EMPTY', {_AFTER})
-cuGraphAddEventRecordNode({_ADD}, CUevent event) = add('EVENT_RECORD', {_AFTER}, event)
-cuGraphAddEventWaitNode({_ADD}, CUevent event) = add('WAIT_EVENT', {_AFTER}, event)
+cuGraphAddEventRecordNode({_ADD}, nonnull CUevent event) = add('EVENT_RECORD', {_AFTER}, event)
+cuGraphAddEventWaitNode({_ADD}, nonnull CUevent event) = add('WAIT_EVENT', {_AFTER}, event)
 cuGraphAddMemAllocNode({_ADD}, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams) = add('MEM_ALLOC', {_AFTER}, nodeParams)
 cuGraphAddMemFreeNode({_ADD}, CUdeviceptr dptr) = add_free
 cuGraphMemAllocNodeGetParams(CUgraphNode hNode, out CUDA_MEM_ALLOC_NODE_PARAMS params_out)
@@ -62,7 +62,7 @@ cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, const v
 cuDeviceGraphMemTrim(CUdevice device) = trim_memory
 cuGraphAddNode(out CUgraphNode phGraphNode, CUgraph hGraph, CUgraphNode *dependencies,
     CUgraphEdgeData *dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams) = add_any
-cuGraphConditionalHandleCreate(out CUgraphConditionalHandle pHandle_out, CUgraph hGraph, CUcontext ctx,
+cuGraphConditionalHandleCreate(out CUgraphConditionalHandle pHandle_out, nonnull CUgraph hGraph, CUcontext ctx,
     unsigned int defaultLaunchValue, unsigned int flags) = create_condition
 cuGraphKernelNodeGetParams(CUgraphNode hNode, out CUDA_KERNEL_NODE_PARAMS nodeParams)
     = get_parameters('KERNEL', hNode)
@@ -87,9 +87,10 @@ cuGraphHostNodeGetParams(CUgraphNode hNode, out CUDA_HOST_NODE_PARAMS nodeParams
 cuGraphHostNodeSetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
     = set_parameters('HOST', hNode, nodeParams)
 cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = get_parameters('EVENT_RECORD', hNode)
-cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event) = set_parameters('EVENT_RECORD', hNode, event)
+cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, nonnull CUevent event)
+    = set_parameters('EVENT_RECORD', hNode, event)
 cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = get_parameters('WAIT_EVENT', hNode)
-cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event) = set_parameters('WAIT_EVENT', hNode, event)
+cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, nonnull CUevent event) = set_parameters('WAIT_EVENT', hNode, event)
 cuGraphNodeGetParams(CUgraphNode hNode, out CUgraphNodeParams nodeParams) = read_any_parameters
 cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
 """
@@ -116,9 +117,9 @@ cuGraphExecBatchMemOpNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
 cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
     = set_parameters('HOST', hGraphExec, hNode, nodeParams)
 cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) = set_child
-cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
+cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, nonnull CUevent event)
     = set_parameters('EVENT_RECORD', hGraphExec, hNode, event)
-cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
+cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, nonnull CUevent event)
     = set_parameters('WAIT_EVENT', hGraphExec, hNode, event)
 cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
 cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, out unsigned int isEnabled) = is_enabled

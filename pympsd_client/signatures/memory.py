@@ -175,7 +175,7 @@ _IPC: Final = """
 cuIpcGetMemHandle(out CUipcMemHandle pHandle, CUdeviceptr dptr) = memory_handle
 cuIpcOpenMemHandle(out CUdeviceptr pdptr, CUipcMemHandle handle, unsigned int Flags) = open_memory
 cuIpcCloseMemHandle(CUdeviceptr dptr) = close_memory
-cuIpcGetEventHandle(out CUipcEventHandle pHandle, CUevent event) = event_handle
+cuIpcGetEventHandle(out CUipcEventHandle pHandle, nonnull CUevent event) = event_handle
 cuIpcOpenEventHandle(out CUevent phEvent, CUipcEventHandle handle) = open_event
 """
 

@@ -41,6 +41,8 @@ class Parameter:
     is_output: bool
     is_input: bool
     """Whether callers pass a value; an ``inout`` parameter is both an input and an output."""
+    is_nonnull: bool = False
+    """Whether NULL is INVALID_VALUE, even without a context, instead of an invalid handle."""
 
 
 @frozen
@@ -102,7 +104,7 @@ def find_core(path: str) -> Callable[..., Any]:
 
 
 _ROW: Final = re.compile(r"(\w+)\((.*?)\) = (?:([\w.]+)\.)?(\w+)(?:\((.*)\))?")
-_PARAMETER: Final = re.compile(r"(out |inout )?(.*?) ?(\w+)")
+_PARAMETER: Final = re.compile(r"(out |inout |nonnull )?(.*?) ?(\w+)")
 
 
 def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> tuple[Signature, ...]:
@@ -123,7 +125,10 @@ def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> t
             raise ValueError(f"not a row: {row}")
         name, text, elsewhere, core, arguments = match.groups()
         parts = filter(None, (_PARAMETER.fullmatch(part.strip()) for part in text.split(",") if part))
-        parameters = tuple(Parameter(part[2], part[3], part[1] is not None, part[1] != "out ") for part in parts)
+        parameters = tuple(
+            Parameter(part[2], part[3], part[1] in ("out ", "inout "), part[1] != "out ", part[1] == "nonnull ")
+            for part in parts
+        )
         if arguments is None:
             arguments = ", ".join(parameter.name for parameter in parameters if parameter.is_input)
         signatures.append(Signature(name, parameters, elsewhere or module, core, arguments, calling))

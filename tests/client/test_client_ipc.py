@@ -45,7 +45,7 @@ def make_arguments(name: str) -> tuple[Any, ...]:
     """Return arguments of the right types."""
     if name == "cuIpcOpenMemHandle":
         return cuda.CUipcMemHandle(), 0
-    return (cuda.CUipcEventHandle(),) if name == "cuIpcOpenEventHandle" else (0,)
+    return (cuda.CUipcEventHandle(),) if name == "cuIpcOpenEventHandle" else (8,)
 
 
 def allocate(size: int = 4096) -> int:

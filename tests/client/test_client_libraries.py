@@ -119,8 +119,8 @@ def test_kernels_and_functions_are_listed_in_order(library: Any) -> None:
     assert names == [ok(cuda.cuFuncGetName(item)) for item in functions]
     assert len(ok(cuda.cuLibraryEnumerateKernels(2, library))) == 2
     assert len(ok(cuda.cuModuleEnumerateFunctions(1 << 31, module))) == count
-    _check_failed(cuda.cuLibraryEnumerateKernels(0, library), "INVALID_VALUE")
-    _check_failed(cuda.cuModuleEnumerateFunctions(0, module), "INVALID_VALUE")
+    assert ok(cuda.cuLibraryEnumerateKernels(0, library)) == []
+    assert ok(cuda.cuModuleEnumerateFunctions(0, module)) == []
 
 
 def test_null_has_no_name(library: Any) -> None:
@@ -174,7 +174,7 @@ def test_names_that_a_library_lacks_are_not_found(library: Any) -> None:
     assert "it has add" in last_error()
     _check_failed(cuda.cuLibraryGetGlobal(library, b"absent"), "NOT_FOUND")
     _check_failed(cuda.cuLibraryGetManaged(library, b"counter"), "NOT_FOUND")
-    _check_failed(cuda.cuLibraryGetUnifiedFunction(library, b"add"), "NOT_FOUND")
+    _check_failed(cuda.cuLibraryGetUnifiedFunction(library, b"add"), "INVALID_VALUE")
 
 
 def test_handles_of_an_unloaded_library(library: Any) -> None:

@@ -92,8 +92,8 @@ def test_parameters_that_cannot_be_are_refused(under_mps: FakeExecutor, paramete
 
 def test_another_type_of_affinity_is_none(under_mps: FakeExecutor) -> None:
     ok(cuda.cuCtxCreate(None, 0, 0))
-    assert cuda.cuCtxGetExecAffinity(MAX) == INVALID
-    assert cuda.cuDeviceGetExecAffinitySupport(MAX, 0) == INVALID
+    assert cuda.cuCtxGetExecAffinity(MAX) == (cuda.CUresult.CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY, None)
+    assert ok(cuda.cuDeviceGetExecAffinitySupport(MAX, 0)) == 0
 
 
 def test_support_for_affinity_is_reported(

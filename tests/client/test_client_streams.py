@@ -354,6 +354,7 @@ def test_what_is_known_of_a_device(devices: None) -> None:
     assert ok(cuda.cuDeviceGetCount()) == 2
     device = ok(cuda.cuDeviceGet(1))
     assert ok(cuda.cuDeviceGetName(20, device)) == b"NVIDIA H200" + bytes(9)
+    assert len(ok(cuda.cuDeviceGetName(0x7FFFFFFF, device))) == 256
     assert ok(cuda.cuDeviceGetName(7, device)) == b"NVIDIA\0"
     assert cuda.cuDeviceGetName(0, device) == (R.CUDA_ERROR_INVALID_VALUE, None)
     assert ok(cuda.cuDeviceGetPCIBusId(13, device)) == b"0000:00:07.0\0"

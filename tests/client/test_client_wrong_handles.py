@@ -1,4 +1,9 @@
-"""Every driver function with a wrong handle: NULL, of another kind of object, and of an object that is destroyed."""
+"""Every driver function with a wrong handle: NULL, of another kind of object, and of an object that is destroyed.
+
+tests/data/wrong-arguments-h200.txt has the results of an H200 (driver 580) for one wrong argument at a time. A line
+is a function and, for each result, the calls that have it: ``1=NULL`` and ``2=8`` are the value of a parameter,
+counted from 0 among C's parameters; ``no-context`` is a call with NULL for all handles while no context is current.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +27,8 @@ PTX = b""".version 8.0
 WILD = 0xDEAD0000BEEC
 """A number that is neither a handle nor an address on a device."""
 NUMBERS = ("CUdevice", "float", "int", "unsigned", "cuuint32_t", "cuuint64_t")
+RECORDED = Path(__file__).parents[1] / "data/wrong-arguments-h200.txt"
+NO_CONTEXT = "no-context"
 EMPTY_BATCH = "cuStreamBatchMemOp"
 """The function that accepts any stream here, because it has no operations to do there."""
 
@@ -148,3 +155,42 @@ def test_wrong_handles_are_errors(context: Any, kind: str, tmp_path: Path, monke
                 ok(cuda.cuCtxSetCurrent(context))
                 assert contexts[int(context)].sticky_error is None, (row.name, parameter.name, name, last_error())
     assert not accepted
+
+
+def _read_recorded() -> dict[str, dict[str, int]]:
+    """Return the result of each recorded call, by function and call."""
+    functions = {}
+    for line in RECORDED.read_text().splitlines():
+        name, *groups = line.split("; ")
+        pairs = [group.partition(": ") for group in groups]
+        functions[name] = {call: int(result) for result, _, calls in pairs for call in calls.split()}
+    return functions
+
+
+def _call_recorded(name: str, call: str, objects: dict[str, Any]) -> int:
+    """Return the result of a call that the table describes."""
+    row, arguments = SIGNATURES[name], []
+    place, _, value = call.partition("=")
+    for index, parameter in enumerate(row.parameters):
+        if not parameter.is_input:
+            continue
+        is_handle = parameter.type in OF_CONTEXTS or parameter.type in OTHERS
+        if place == str(index):
+            arguments.append(0 if value == "NULL" else int(value))
+        else:
+            is_null = is_handle and call == NO_CONTEXT
+            arguments.append(0 if is_null else _valid_argument(parameter, objects))
+    return int(getattr(cuda, name)(*arguments)[0])
+
+
+@pytest.mark.parametrize("has_context", [True, False])
+def test_results_of_wrong_arguments_are_those_of_a_gpu(devices: None, has_context: bool) -> None:
+    if has_context:
+        ok(cuda.cuCtxSetCurrent(ok(cuda.cuDevicePrimaryCtxRetain(0))))
+    objects: dict[str, Any] = {}
+    differences = {}
+    for name, calls in _read_recorded().items():
+        for call, result in calls.items():
+            if (call != NO_CONTEXT) is has_context and (own := _call_recorded(name, call, objects)) != result:
+                differences[name, call] = (own, result)
+    assert not differences

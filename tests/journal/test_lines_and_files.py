@@ -202,14 +202,25 @@ def test_a_log_that_another_user_has_linked_is_not_written(tmp_path: Path) -> No
     secret.write_text("x")
     folder.mkdir()
     os.chown(folder, 12345, 12345)
-    symbolic, hard = folder / "control.log", folder / "server.log"
+    symbolic, replaceable, hard = folder / "control.log", folder / "link", folder / "server.log"
     symbolic.symlink_to(secret)
     os.lchown(symbolic, 12345, 12345)
+    replaceable.symlink_to(secret)
     os.link(secret, hard)
-    for path, reason in ((symbolic, "a symbolic link that user 12345 has made"), (hard, "2 names")):
+    inside = tmp_path / "link"
+    inside.symlink_to(folder)
+    os.lchown(inside, 12345, 12345)
+    for path, reason in (
+        (symbolic, "a symbolic link to .* that user 12345 made"),
+        (replaceable, "a symbolic link to .* that user 12345 can replace"),
+        (hard, "2 names"),
+    ):
         with pytest.raises(OSError, match=reason) as caught:
             LogFile(str(path))
         assert caught.value.filename == str(path)
+    with pytest.raises(OSError, match="that user 12345 made") as caught:
+        LogFile(str(inside / "other.log"))
+    assert caught.value.filename == str(inside)
     assert secret.read_text() == "x"
 
 

@@ -146,8 +146,13 @@ def function(name):
 data, huge = ctypes.create_string_buffer(256), ctypes.c_uint(2**32 - 1)
 print(function(b"cuPointerGetAttributes")(huge, data, data, ctypes.c_uint64(0)))
 print(function(b"cuStreamBatchMemOp")(ctypes.c_uint64(0), huge, data, 0))
+many, zeros, name = ctypes.c_uint(2**31 - 1), bytes(4096), ctypes.create_string_buffer(4096)
+print(function(b"cuLinkCreate")(many, zeros, zeros, data), function(b"cuDeviceGetName")(name, many, 0))
+graph = ctypes.c_void_p(int(ok(cuda.cuGraphCreate(0))))
+print(function(b"cuGraphGetNodes")(graph, data, zeros), function(b"cuGraphGetNodes")(graph, None, data))
+print(function(b"cuDevSmResourceSplitByCount")(data, zeros, zeros, None, 0, 8))
 """
-    assert run(program).stdout.split() == ["1", "1"]
+    assert run(program).stdout.split() == ["1", "1", "1", "0", "1", "0", "1"]
 
 
 def test_outputs_of_each_kind(run: Run) -> None:

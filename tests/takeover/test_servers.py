@@ -21,6 +21,7 @@ from pympsd.state_machine.state.server import Phase
 from pympsd.takeover import servers
 from pympsd.takeover.servers import KnownProcess
 from pympsd.takeover.state.records import PersistentServer
+from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.messages import Versions
@@ -85,6 +86,15 @@ async def test_a_server_of_the_earlier_daemon_is_taken_over(daemon: RunningDaemo
             [link.ContextGone(5, 0)] * MAX_CONTEXTS
             + [link.ContextReported(5, n, n, 0) for n in range(1, MAX_CONTEXTS + 2)],
             f"more than {MAX_CONTEXTS} contexts at a time",
+        ),
+        *(
+            ([link.ClientJoined(5, limits)], "a client cannot have the limits that it reports")
+            for limits in (
+                LimitsInForce(math.nan, 0, {}, {}),
+                LimitsInForce(50.0, 0, {}, {}, {0: math.inf}),
+                LimitsInForce(50.0, 0, {7: 1}, {}),
+                LimitsInForce(50.0, -1, {}, {}),
+            )
         ),
         ([link.LogRecord("x" * 50_000, {}, 0.0)], f"a log record that is not in the catalogue: '{'x' * 900}"),
     ],
@@ -238,6 +248,7 @@ async def test_a_drivers_server_that_cannot_be_taken_over_ends_with_its_link(dae
         (evolve(CLIENT, since=1e300), 1),
         (evolve(CLIENT, since=math.nan), 1),
         (evolve(CLIENT, groups={7: ()}), 1),
+        (evolve(CLIENT, limits=LimitsInForce(math.nan, 0, {}, {})), 1),
         (CLIENT, 1 << 15),
         (CLIENT, -2),
     ],

@@ -226,8 +226,8 @@ class ServerSession:
             case link.StartRefused(reason):
                 dispatcher.feed(events.StartRefused(self.id, sanitise(reason.encode())))
             case link.ClientJoined(client, limits):
-                if any(not 0 <= device < len(dispatcher.state.devices) for device in limits.multiprocessors):
-                    raise RemoteError("it reports limits of devices that do not exist")
+                if not limits.is_possible(len(dispatcher.state.devices)):
+                    raise RemoteError("a client cannot have the limits that it reports")
                 dispatcher.feed(events.ClientJoined(self.id, client, limits))
             case link.ContextReported(client, context_id, number, device):
                 if not 0 <= device < len(dispatcher.state.devices):

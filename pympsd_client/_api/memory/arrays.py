@@ -4,7 +4,9 @@ from pympsd_client._api.memory import copies
 from pympsd_client._arguments.array_structs import pack_2d, pack_3d
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
+from pympsd_client._arguments.values import null_argument
 from pympsd_client._objects.arrays.array import arrays
+from pympsd_client._objects.context import require_context
 
 
 def description(handle: int) -> bytes:
@@ -43,7 +45,15 @@ def copy_between(destination: int, at: int, source: int, start: int, count: int)
 
 
 def address_at(handle: int, offset: int, count: int) -> int:
-    """Return the address of ``count`` bytes of an array; raise INVALID_VALUE if they end beyond it."""
+    """Return the address of ``count`` bytes of an array, 0 for 0 bytes.
+
+    Raise INVALID_VALUE for NULL, and if the bytes end beyond the array.
+    """
+    require_context()
+    if not count:
+        return 0
+    if not handle:
+        raise null_argument("the array")
     array = arrays.find(handle)
     if offset + count > array.size:
         raise invalid_value(f"{count} bytes from {offset} on are not all within an array of {array.size} bytes")

@@ -13,7 +13,7 @@ from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._objects import copies
 from pympsd_client._objects import stream as streams
-from pympsd_client._objects.context import context_of
+from pympsd_client._objects.context import context_of, current
 from pympsd_client._objects.memory import allocations as device_memory
 from pympsd_client._objects.memory import region_copy
 from pympsd_client._objects.memory.pinned import is_memory, pinned
@@ -26,6 +26,7 @@ def copy_any(destination: int, source: int, count: int, stream: int, wait: bool 
 
     The asynchronous form keeps stream order. Raise INVALID_VALUE for an address that is not in this process's memory.
     """
+    current()
     to_host, from_host = (count and is_hosts(address) for address in (destination, source))
     for address, is_host in ((destination, to_host), (source, from_host)):
         if is_host:

@@ -11,6 +11,7 @@ from typing import Final
 
 from pympsd_client._arguments.errors import invalid_value, not_supported
 from pympsd_client._arguments.host_pointer import HostMemory
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.context import current, require_context
 from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.memory.shared_pages import share
@@ -51,7 +52,11 @@ def register(memory: HostMemory, size: int, flags: int) -> None:
 
 
 def unregister(address: int) -> None:
-    """Undo cuMemHostRegister; raise HOST_MEMORY_NOT_REGISTERED for an address that was not passed to it."""
+    """Undo cuMemHostRegister; raise HOST_MEMORY_NOT_REGISTERED for an address that was not passed to it.
+
+    Raise INVALID_VALUE for NULL.
+    """
+    check_not_null("the memory", address)
     pinned.unregister(address)
 
 
@@ -60,6 +65,7 @@ def flags(address: int) -> int:
 
     Raise INVALID_VALUE for any other address.
     """
+    current()
     region = pinned.region_at(address)
     if region is None:
         raise invalid_value(f"{address:#x} is not within page-locked memory of cuMemHostAlloc or cuMemHostRegister")

@@ -42,14 +42,12 @@ def copy_peer(description: tuple[Copy3D, int, int] | None, stream: int) -> None:
     if description is None:
         raise invalid_value("the description of the copy is NULL")
     described, *handles = description
+    if not (described.width and described.height and described.depth):
+        return  # as for cuMemcpy3D, an empty copy succeeds even if its sides or contexts are wrong
     devices = [context_of(handle).device for handle in handles]
     if devices[0] is not devices[1]:
         refuse_in_capture(stream, "cuMemcpy3DPeer")
-    # As for cuMemcpy3D, an empty copy succeeds even if its sides are wrong.
-    is_empty = not (described.width and described.height and described.depth)
     for side, device, name in zip((described.destination, described.source), devices, ("dst", "src"), strict=True):
-        if is_empty:
-            continue
         if side.memory_type == _TYPES["ARRAY"]:
             ordinal = arrays.find(side.array).context.device.ordinal
         elif side.memory_type == _TYPES["DEVICE"] and side.device:

@@ -14,11 +14,12 @@ from pympsd.wire.texture_object import CHANNEL_BYTES, Level, Sampling, TexturedK
 from pympsd_client._arguments import array_structs as structs
 from pympsd_client._arguments.array_structs import ARRAY, LINEAR, MIPMAPPED, PITCHED, ResourceDescription, View
 from pympsd_client._arguments.errors import invalid_value, not_supported
+from pympsd_client._arguments.values import null_argument
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies
 from pympsd_client._objects.arrays.array import Array, arrays, mipmapped_arrays, require_texturing_context
 from pympsd_client._objects.arrays.shapes import CUBEMAP, LAYERED, SURFACE, check_format
-from pympsd_client._objects.context import Context
+from pympsd_client._objects.context import Context, require_context
 from pympsd_client._objects.handle_table import HandleTable
 from pympsd_client._objects.memory.allocations import allocate_unlisted, owner
 
@@ -97,17 +98,23 @@ def _linear_object(resource: ResourceDescription, how: Sampling, context: Contex
 
 def _arrays_object(resource: ResourceDescription, how: Sampling, view: View | None) -> TextureObject:
     if resource.type == MIPMAPPED:
-        levels = mipmapped_arrays.find(resource.place).levels
+        levels = mipmapped_arrays.find(_nonnull(resource)).levels
         if not how.flags & TextureFlag.NORMALIZED_COORDINATES:
             raise invalid_value("coordinates of a mipmapped array must be normalized: set NORMALIZED_COORDINATES")
     else:
-        levels = (arrays.find(resource.place),)
+        levels = (arrays.find(_nonnull(resource)),)
     if how.flags & _SEAMLESS and how.filter and levels[0].description.flags & CUBEMAP:
         raise not_supported(
             "filtering across the edges of a cubemap's faces (SEAMLESS_CUBEMAP) is not supported; without it each "
             "face is filtered alone"
         )
     return _array_object(TexturedKind.ARRAY, levels, how) if view is None else _view_object(levels, how, view)
+
+
+def _nonnull(resource: ResourceDescription) -> int:
+    if not resource.place:
+        raise null_argument("the array of the resource")
+    return resource.place
 
 
 def _array_object(kind: TexturedKind, arrays: tuple[Array, ...], how: Sampling) -> TextureObject:
@@ -158,7 +165,7 @@ def surface_object(resource: ResourceDescription) -> TextureObject:
     """Return the content of a surface object; raise CudaError if CUDA does not allow it."""
     if resource.type != ARRAY or resource.flags:
         raise invalid_value("the resource of a surface must be an array (type 0), and its flags 0")
-    array = arrays.find(resource.place)
+    array = arrays.find(_nonnull(resource))
     if not array.description.flags & SURFACE:
         raise invalid_value("the array of a surface must be created with CUDA_ARRAY3D_SURFACE_LDST")
     return _array_object(TexturedKind.SURFACE, (array,), Sampling())
@@ -212,39 +219,49 @@ def create_surface(description: bytes | None) -> int:
 
 
 def destroy_texture(handle: int) -> None:
-    """Destroy a texture object once the context's earlier work is done; its memory stays. Raise INVALID_HANDLE."""
+    """Destroy a texture object once the context's earlier work is done; its memory stays. NULL is ignored."""
     _destroy(textures, handle)
 
 
 def destroy_surface(handle: int) -> None:
-    """Destroy a surface object once the context's earlier work is done; its array stays. Raise INVALID_HANDLE."""
+    """Destroy a surface object once the context's earlier work is done; its array stays. NULL is ignored."""
     _destroy(surfaces, handle)
 
 
 def _destroy(table: HandleTable[Object], handle: int) -> None:
+    require_context()
+    if not handle:
+        return
     item = table.find(handle)
     with table.take_out(item):
         item.context.call(operations.FREE, handle)
 
 
+def _find(table: HandleTable[Object], handle: int) -> Object:
+    require_context()
+    if not handle:
+        raise null_argument("the object")
+    return table.find(handle)
+
+
 def resource_of_texture(handle: int) -> bytes:
     """Return the CUDA_RESOURCE_DESC of a texture object; raise INVALID_HANDLE."""
-    return textures.find(handle).resource
+    return _find(textures, handle).resource
 
 
 def resource_of_surface(handle: int) -> bytes:
     """Return the CUDA_RESOURCE_DESC of a surface object; raise INVALID_HANDLE."""
-    return surfaces.find(handle).resource
+    return _find(surfaces, handle).resource
 
 
 def texture_description(handle: int) -> bytes:
     """Return the CUDA_TEXTURE_DESC of a texture object; raise INVALID_HANDLE."""
-    return textures.find(handle).sampling
+    return _find(textures, handle).sampling
 
 
 def view_of_texture(handle: int) -> bytes:
     """Return the CUDA_RESOURCE_VIEW_DESC of a texture object; raise INVALID_HANDLE, INVALID_VALUE if it has none."""
-    view = textures.find(handle).view
+    view = _find(textures, handle).view
     if view is None:
         raise invalid_value(f"texture object {handle:#x} was created without a resource view")
     return view

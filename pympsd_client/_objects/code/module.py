@@ -206,6 +206,8 @@ functions: Final[HandleTable[Function]] = HandleTable("kernel", "its module unlo
 
 
 def _not_found(kind: str, name: str, items: dict[str, Any]) -> CudaError:
+    if not name:
+        return invalid_value(f"the name of the {kind} is empty")
     has = ", ".join(sorted(items)[:20]) or "none"
     return CudaError(Result.ERROR_NOT_FOUND, f"the module has no {kind} {name!r}; it has {has}")
 
@@ -250,7 +252,9 @@ def decode_layout(answer: bytes) -> ModuleLayout:
 
 
 def image_of(path: bytes) -> bytes:
-    """Return the content of a file; raise FILE_NOT_FOUND if it cannot be read."""
+    """Return the content of a file; raise FILE_NOT_FOUND if it cannot be read, INVALID_VALUE for an empty name."""
+    if not path:
+        raise invalid_value("the name of the file is empty")
     try:
         with open(path, "rb") as file:
             return file.read()

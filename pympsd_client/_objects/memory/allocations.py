@@ -37,7 +37,7 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._objects.code.module import modules
-from pympsd_client._objects.context import Context, context_on, current, require_context
+from pympsd_client._objects.context import Context, context_on, current, require_context, this_thread
 from pympsd_client._objects.handle_table import HandleTable, next_buffer_id
 from pympsd_client._objects.memory.peer_access import peer_access
 from pympsd_client._objects.memory.pinned import pinned
@@ -267,6 +267,7 @@ def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, in
 
     Raise INVALID_VALUE for an element size other than 4, 8 or 16 bytes and for an empty extent; OUT_OF_MEMORY.
     """
+    require_context()
     if element_bytes not in _ELEMENT_BYTES:
         raise invalid_value(f"the element size must be 4, 8 or 16 bytes, not {element_bytes}")
     pitch = -(-width // _PITCH_ALIGNMENT) * _PITCH_ALIGNMENT
@@ -283,7 +284,8 @@ def free(address: int) -> None:
     # Removed first, because another thread may get the same address as soon as the memory is free.
     allocation = allocations.remove(address)
     if allocation is None:
-        current().usable()
+        if address or this_thread.stack:
+            current().usable()
         if address:
             raise invalid_value(f"{address:#x} is not the start of an allocation of this process")
         return

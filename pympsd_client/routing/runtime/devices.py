@@ -101,7 +101,7 @@ def initialize(device: int, device_flags: int, flags: int) -> None:
     """Open the primary context of a device without making it current; raise INVALID_DEVICE."""
     _initialize_driver()
     if flags:
-        api.cuDevicePrimaryCtxSetFlags(device, device_flags)
+        api.cuDevicePrimaryCtxSetFlags(device, device_flags & ~_MAP_HOST)
     process.device(device)
     if device not in _retained:
         _retain(device)
@@ -125,7 +125,7 @@ def flags() -> int:
 def set_flags(flags: int) -> None:
     """Set the flags of this thread's device."""
     _initialize_driver()
-    api.cuDevicePrimaryCtxSetFlags(current(), flags)
+    api.cuDevicePrimaryCtxSetFlags(current(), flags & ~_MAP_HOST)
 
 
 def _list_known() -> list[VisibleDevice]:

@@ -238,6 +238,16 @@ def test_files_that_are_not_windows_are_refused(named: bool, sealed: bool, space
         os.close(file)
 
 
+def test_a_file_that_is_not_in_memory_is_not_opened(spaces: list[AddressSpace], tmp_path: Path) -> None:
+    """Opening it could have effects, or wait."""
+    file = os.open(tmp_path, os.O_PATH)
+    try:
+        with pytest.raises(ValueError, match="another file"):  # and not that it cannot be opened to write
+            spaces[0].map_peer(os.getpid(), File(file, spaces[1].publish(spaces[1].base).secret), WINDOW)
+    finally:
+        os.close(file)
+
+
 def test_a_file_of_huge_pages_is_refused(spaces: list[AddressSpace]) -> None:
     """Where there are no huge pages, touching it would end the process."""
     secret = spaces[1].publish(spaces[1].base).secret
