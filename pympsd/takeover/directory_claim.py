@@ -11,7 +11,7 @@ import time
 from typing import Final
 
 from pympsd.errors import StartError
-from pympsd.service.files.lock_holders import Holder, listener_of
+from pympsd.service.files.lock_holders import Holder, read_listener_credentials
 from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory
 from pympsd.service.processes.status import STATE, has_ended, is_stopped, stat
 from pympsd.takeover.state_file import directories_left
@@ -186,11 +186,11 @@ def daemon_above(folder: str) -> str:
     if any(os.path.lexists(os.path.join(folder, name)) for name in (files.LOCK, *files.OF_A_RUNNING_DAEMON)):
         return ""  # a daemon's own: connecting to that daemon would add a line to its log
     control = os.path.join(folder, files.CONTROL)
-    listener = listener_of(control)
+    listener = read_listener_credentials(control)
     if listener is None:
         return ""
     for top, names in above:
-        if listener_of(os.path.join(top, files.CONTROL)) == listener:
+        if read_listener_credentials(os.path.join(top, files.CONTROL)) == listener:
             return _describe(folder, top, names)
     return f"{Holder(*listener[:2])} listens at {control}: {_REMEDY}"
 

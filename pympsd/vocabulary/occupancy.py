@@ -66,8 +66,8 @@ _CLUSTER_GROUPS: Final = (16, 16, 16, 16, 16, 16, 14, 14)
 clusters of up to 8 blocks of 32 to 1,024 threads, these sizes give the numbers that cuOccupancyMaxActiveClusters was
 recorded to return."""
 _ALL_MULTIPROCESSORS: Final = 132
-PORTABLE_CLUSTER: Final = 8
-LARGEST_CLUSTER: Final = 16
+MAX_PORTABLE_CLUSTER_BLOCKS: Final = 8
+MAX_CLUSTER_BLOCKS: Final = 16
 """The maximum number of blocks in a cluster: on every device with clusters, and on Hopper if a kernel allows it."""
 
 

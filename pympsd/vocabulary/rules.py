@@ -69,7 +69,7 @@ class Condition:
         """
         if self.kind == "namespace":
             return [namespace]
-        return list(_FOUND[self.kind](origin))
+        return list(_READERS[self.kind](origin))
 
     def fits(self, values: Sequence[str]) -> bool:
         """Return whether one of a process's values matches one of the condition's."""
@@ -156,7 +156,7 @@ def _slurm_jobs(origin: Origin) -> list[str]:
     return [match[1] for path in _cgroups(origin) if (match := _SLURM_JOB.match(path))]
 
 
-_FOUND: Final[dict[str, Callable[[Origin], Sequence[str]]]] = {
+_READERS: Final[dict[str, Callable[[Origin], Sequence[str]]]] = {
     "user": lambda origin: [str(origin.uid)],
     "group": lambda origin: [str(group) for group in origin.groups],
     "cgroup": _cgroups,
@@ -166,7 +166,7 @@ _FOUND: Final[dict[str, Callable[[Origin], Sequence[str]]]] = {
     "container": _containers,
     "executable": _executables,
 }
-KINDS: Final = (*_FOUND, "namespace")
+KINDS: Final = (*_READERS, "namespace")
 
 
 def is_below(path: str, value: str) -> bool:

@@ -11,7 +11,7 @@ stream continues.
 
 - **The listener.** Answers must be read even if no thread of the program waits for one. While functions are pending
   a listener thread waits as any other thread does (see `transport`). When none are pending it sleeps, and after
-  IDLE_S it ends.
+  IDLE_SECONDS it ends.
 - **Order.** Functions of one stream run one after another; streams do not wait for each other (`CallbackThreads`).
   An executable graph gives each of its functions an order of its own, because a function in one branch may wait for
   one in another.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Transport
 
 Job = Callable[[], None]
-IDLE_S: Final = 5.0
+IDLE_SECONDS: Final = 5.0
 """Seconds without work after which a thread ends."""
 
 
@@ -85,7 +85,7 @@ class CallbackThreads:
             self._serve_next(0)
 
     def _run(self) -> None:
-        while self._serve_next(IDLE_S):
+        while self._serve_next(IDLE_SECONDS):
             pass
 
     def _serve_next(self, seconds: float) -> bool:
@@ -202,10 +202,10 @@ class HostCallbacks:
     # --- the listener
 
     def _listen(self) -> None:
-        """In the listener thread, handle announcements until no function has been pending for IDLE_S seconds."""
+        """In the listener thread, handle announcements until none has been pending for IDLE_SECONDS."""
         while True:
             with self._changed:
-                self._listening = self._changed.wait_for(lambda: bool(self._pending), IDLE_S)
+                self._listening = self._changed.wait_for(lambda: bool(self._pending), IDLE_SECONDS)
                 if not self._listening:
                     return
             try:

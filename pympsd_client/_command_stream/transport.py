@@ -28,7 +28,7 @@ last time, so either it sees the record, or the sender sees that it sleeps.
 **What must never happen:** a Ctrl-C that loses a byte. It may come between any two steps of Python, so if a received
 or sent byte could be lost, the steps are one chain of C calls (``any(map(...))``), between which no signal handler
 runs. A wake-up that is missed nevertheless (a second Ctrl-C during the clean-up after the first) costs at most
-_RECHECK_S, because waits are bounded. Handling an answer twice is harmless.
+_RECHECK_SECONDS, because waits are bounded. Handling an answer twice is harmless.
 
 An `Interceptor` sees records before they are sent. Stream capture is one: it takes the records of capturing streams.
 """
@@ -122,7 +122,7 @@ intercepted = _Intercepted()
 
 _NOW: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _CHUNK: Final = (65536,)
-_RECHECK_S: Final = 1.0
+_RECHECK_SECONDS: Final = 1.0
 """The longest wait in seconds, in case a wake-up is missed (a second Ctrl-C during the first one's clean-up)."""
 _SEND_BUFFER_BYTES: Final = 4 << 20
 """The requested size, so that a burst of launches does not wait for the executor; the kernel may allow less."""
@@ -375,7 +375,7 @@ class Transport:
                     finally:
                         self._leading.release()
                 else:
-                    gate.acquire(timeout=_RECHECK_S)
+                    gate.acquire(timeout=_RECHECK_SECONDS)
         finally:
             self._followers.pop(id(gate), None)
             self._wake_one()

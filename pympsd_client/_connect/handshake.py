@@ -14,8 +14,8 @@ The daemon may answer otherwise: GoWithoutMps (run without MPS) or Refused (an e
 - Nothing is sent before the daemon's owner is known. A daemon of an untrusted user would see and run this program's
   work. Only root's and the process's own uid are trusted. In a user namespace that cannot show the uid, the daemon
   has to prove whose it is.
-- cuInit waits without limit, because another user's turn may last for hours. After SILENT_WAIT_S a single warning
-  gives the reason.
+- cuInit waits without limit, because another user's turn may last for hours. After SILENT_WAIT_SECONDS a single
+  warning gives the reason.
 - A server may end between the grant and its welcome. Then `NotWelcomed` is raised, and the caller asks the daemon
   again, MAX_GRANTS times at most.
 - A program that names a namespace's directory must not run without that namespace's limits. So `connect_to_daemon`
@@ -51,7 +51,7 @@ from pympsd_client._connect.discovery import (
 )
 from pympsd_client._connect.session import Conversation, ConversationEnded, Session
 
-SILENT_WAIT_S: Final = 10.0
+SILENT_WAIT_SECONDS: Final = 10.0
 """Seconds until a single warning gives the reason why cuInit waits."""
 _WHY_THE_DAEMON: Final = (
     "others have their turn, or a drain holds it (control.log has who waits for what), or it was stopped or killed"
@@ -60,7 +60,7 @@ _NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR)
 """The errors of connecting to a path that does not exist, or that leads through a file."""
 MAX_GRANTS: Final = 6
 """The maximum number of servers that the client tries. The daemon starts four before it refuses with the reason."""
-GRANT_PAUSE_S: Final = 0.1
+GRANT_PAUSE_SECONDS: Final = 0.1
 """Seconds before asking again, in which the daemon notices that the last server has ended."""
 _FRAMES: Final = 7
 """The frames of _receive_or_warn, request_session, _connect, initialize, cuInit (two) and the program."""
@@ -151,14 +151,14 @@ def _receive_or_warn(conversation: Conversation, what: str, frames: int) -> tupl
     ``frames``: the number of frames from here to cuInit's caller, whose line the warning names.
     """
     try:
-        return conversation.receive(SILENT_WAIT_S)
+        return conversation.receive(SILENT_WAIT_SECONDS)
     except TimeoutError:
         _warn(what, frames)
     return conversation.receive()
 
 
 def _warn(what: str, frames: int) -> None:
-    message = f"cuInit has waited {SILENT_WAIT_S:g} s for {what}"
+    message = f"cuInit has waited {SILENT_WAIT_SECONDS:g} s for {what}"
     warnings.warn(message, RuntimeWarning, stacklevel=frames + 1)
 
 
@@ -188,7 +188,7 @@ def _ask_for_proof(daemon: Conversation, what: str) -> bool:
     try:
         with daemon_owner.Proof(daemon.socket) as proof:
             try:
-                daemon.wait(SILENT_WAIT_S)
+                daemon.wait(SILENT_WAIT_SECONDS)
             except TimeoutError:
                 _warn(f"{what} to prove whose it is: it is stopped", _FRAMES + 1)
             return proof.receive() is True

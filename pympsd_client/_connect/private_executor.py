@@ -33,8 +33,8 @@ from pympsd_client._connect.session import Conversation, ConversationEnded
 GENERATION: Final = 1
 _CLIENT: Final = 1
 _LINK_FD: Final = "--link-fd"
-_LIST_TIMEOUT_S: Final = 60.0
-_LEAVE_TIMEOUT_S: Final = 5.0
+_LIST_TIMEOUT: Final = 60.0
+_LEAVE_TIMEOUT: Final = 5.0
 
 
 class PrivateExecutorWarning(RuntimeWarning):
@@ -68,7 +68,7 @@ def list_devices(environment: Mapping[str, str]) -> tuple[VisibleDevice, ...]:
         child = subprocess.run(
             [_interpreter(), "-I", str(script)],
             env=remove_routing(environment),
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIST_TIMEOUT_S,
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIST_TIMEOUT,
         )  # fmt: skip
         answer = msgspec.json.decode(child.stdout, type=dict[str, msgspec.Raw])
         if "devices" in answer:
@@ -221,7 +221,7 @@ class Executor:
             self._transport.close()
         self._link.close()
         try:
-            self._process.wait(_LEAVE_TIMEOUT_S)
+            self._process.wait(_LEAVE_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -132,7 +132,7 @@ def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...], bool]:
 
 
 VARIABLE: Final = "CUDA_FORCE_API_VERSION"
-OLDEST: Final = 4000
+MIN_API_VERSION: Final = 4000
 _NUMBER: Final = re.compile(r"\s*\+?([0-9]+)")
 
 
@@ -145,14 +145,14 @@ def read_forced_version(text: str | None) -> int | None:
 def check_api_version(environment: Mapping[str, str]) -> None:
     """Raise NOT_SUPPORTED if the environment requests an API older than CUDA 4.0."""
     version = read_forced_version(environment.get(VARIABLE))
-    if version is not None and version < OLDEST:
+    if version is not None and version < MIN_API_VERSION:
         raise not_supported(
-            f"{VARIABLE}={version}: under MPS a context is made through the API of CUDA 4.0 ({OLDEST}) or later; "
-            "unset it"
+            f"{VARIABLE}={version}: under MPS a context is made through the API of CUDA 4.0 ({MIN_API_VERSION}) or "
+            "later; unset it"
         )
 
 
-SERVER_END_S: Final = 0.5
+SERVER_END_SECONDS: Final = 0.5
 """How long to wait for the session to close when an executor's link has closed, in seconds.
 
 A server that is killed may close the links to its executors before its sessions; one that exits closes its sessions
@@ -276,7 +276,7 @@ class Session:
 
     def _stream_ended(self, reason: str) -> CudaError:
         """Return why an executor has ended: its server has ended, or else its device has had a fatal fault."""
-        if self._conversation.ends_within(SERVER_END_S):
+        if self._conversation.ends_within(SERVER_END_SECONDS):
             return self._end_session("the session has ended")
         return CudaError(Result.ERROR_LAUNCH_FAILED, f"a fatal GPU fault: {reason}")
 

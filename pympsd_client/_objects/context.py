@@ -7,7 +7,7 @@ context and are dropped with it: modules that keep such objects append a functio
 **Sticky errors.** After a fault every call in the context returns the same error. The client notices the fault in one
 of three ways: the answer to the call carries FLAG_STICKY, the answer to another thread's record does, or a *pulse*
 finds one. Pulses exist because a program that makes only asynchronous calls never waits for an answer. So after
-_PULSE_RECORDS records, and not more often than every _PULSE_S seconds, `Context.pulse` sends a record whose answer a
+_PULSE_RECORDS records, and not more often than every _PULSE_SECONDS, `Context.pulse` sends a record whose answer a
 later pulse looks for without waiting.
 
 A fault ends all contexts of the process, on all its devices: they can be closed, but an attempt to open another
@@ -82,7 +82,7 @@ this_thread: Final = _ThreadState()
 
 _count = count(FIRST_HANDLE).__next__
 _PULSE_RECORDS: Final = 64
-_PULSE_S: Final = 0.005
+_PULSE_SECONDS: Final = 0.005
 
 
 def new_handle() -> int:
@@ -309,7 +309,7 @@ class Context:
         moment = monotonic()
         if moment < self._pulse_due:
             return
-        self._unwatched, self._pulse_due = 0, moment + _PULSE_S
+        self._unwatched, self._pulse_due = 0, moment + _PULSE_SECONDS
         transport = opened.transport
         watched = self._watched_record
         if watched is None or watched[0] != opened.context_id:

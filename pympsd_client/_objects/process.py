@@ -29,7 +29,7 @@ from pympsd_client._command_stream.launch_cache import check_choice, invalidate
 from pympsd_client._connect.connection import Connection, VisibleDevice
 from pympsd_client._connect.discovery import NoDaemon, Way, check_switches, choose_without_daemon, refusal
 from pympsd_client._connect.handshake import (
-    GRANT_PAUSE_S,
+    GRANT_PAUSE_SECONDS,
     MAX_GRANTS,
     NotWelcomed,
     connect_to_daemon,
@@ -94,7 +94,7 @@ class Process:
                 # The server has just ended. The daemon starts another, or refuses with the reason.
                 if not again:
                     raise
-                time.sleep(GRANT_PAUSE_S)
+                time.sleep(GRANT_PAUSE_SECONDS)
         if not isinstance(answer, NoDaemon):
             self._set_connection(answer)
             return

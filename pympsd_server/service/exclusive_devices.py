@@ -89,7 +89,7 @@ def register_devices(setup: ServerSetup) -> RegisteredDevices:
     except BadMachine as error:
         raise ServerCannotStart(str(error)) from None
     devices = RegisteredDevices(properties, state_folder_of(setup.machine) if setup.backend == "emulated" else None)
-    reasons = start_checks.refusals(os.uname().sysname, struct.calcsize("P") * 8, properties, setup.used)
+    reasons = start_checks.list_refusals(os.uname().sysname, struct.calcsize("P") * 8, properties, setup.used)
     if reasons:
         raise ServerCannotStart(*reasons)
     try:
@@ -108,7 +108,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
     if folder is None:
         if alone:
             reason = "only an emulated device can be kept for one server."
-            raise ServerCannotStart(start_checks.cannot_be_held(ordinal, device, reason))
+            raise ServerCannotStart(start_checks.describe_unheld(ordinal, device, reason))
         return
     try:
         folder.make()
@@ -119,7 +119,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
         raise ServerCannotStart(start_checks.describe_use(ordinal, device, _holder(error.pid))) from None
     except OSError as error:
         if alone:
-            raise ServerCannotStart(start_checks.cannot_be_held(ordinal, device, folder.explain(error))) from None
+            raise ServerCannotStart(start_checks.describe_unheld(ordinal, device, folder.explain(error))) from None
         if isinstance(error, TimeoutError):
             devices.unregistered[ordinal] = folder.explain(error)
         else:

@@ -16,7 +16,7 @@ SUPPORTED: Final = "MPS is only supported on 64-bit Linux platforms, with an SM 
 """The documents' own sentence (4.3)."""
 
 
-def refusals(
+def list_refusals(
     system: str, pointer_bits: int, devices: Sequence[DeviceProperties], used: Collection[int] | None = None
 ) -> tuple[str, ...]:
     """Return the reasons why a server cannot start, as sentences; none if it can.
@@ -33,7 +33,7 @@ def refusals(
         for ordinal, device in checked
         if device.compute_capability < MIN_CAPABILITY
     ]
-    device_reasons = [reason for ordinal, device in checked for reason in _unfit(ordinal, device)]
+    device_reasons = [reason for ordinal, device in checked for reason in _list_defects(ordinal, device)]
     return (*((SUPPORTED, *too_old) if too_old else ()), *device_reasons)
 
 
@@ -88,7 +88,7 @@ def describe_use(ordinal: int, device: DeviceProperties, holder: DeviceHolder) -
     )
 
 
-def cannot_be_held(ordinal: int, device: DeviceProperties, why: str) -> str:
+def describe_unheld(ordinal: int, device: DeviceProperties, why: str) -> str:
     """Return the sentence for an exclusive device whose use by other processes cannot be prevented."""
     return (
         f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and cannot be kept for "
@@ -105,16 +105,16 @@ def _object(ordinal: int, device: DeviceProperties) -> str:
     return f"device {ordinal} ({device.name}, {device.uuid})"
 
 
-def _unfit(ordinal: int, device: DeviceProperties) -> list[str]:
+def _list_defects(ordinal: int, device: DeviceProperties) -> list[str]:
     # For a missing attribute, use CUDA's value for a 64-bit program.
-    unfit = []
+    defects = []
     if not device.attributes.get("UNIFIED_ADDRESSING", 1):
-        unfit.append(
+        defects.append(
             f"MPS is only supported with unified addressing, which {_object(ordinal, device)} does not support."
         )
     if device.attributes.get("COMPUTE_MODE") == PROHIBITED:
-        unfit.append(
+        defects.append(
             f"MPS cannot use {_object(ordinal, device)}: it is in compute mode PROHIBITED. Set another, or leave it "
             "out of CUDA_VISIBLE_DEVICES."
         )
-    return unfit
+    return defects

@@ -12,7 +12,7 @@ from pympsd.channel.attached_file import hash_expected_file, text_of
 from pympsd.wire import frames
 
 ROOT = os.geteuid() == 0
-IS_ROOTS = pytest.mark.skipif(not ROOT, reason="only root is asked to be careful")
+NEEDS_ROOT = pytest.mark.skipif(not ROOT, reason="only root is asked to be careful")
 
 
 def _problem(path: Path | str) -> str:
@@ -49,7 +49,7 @@ def test_only_root_minds_who_can_write_to_a_file(tmp_path: Path) -> None:
         assert text_of([str(file)]) == b""
 
 
-@IS_ROOTS
+@NEEDS_ROOT
 def test_root_reads_no_file_that_another_user_has_put_where_everybody_can(tmp_path: Path) -> None:
     public, link, file = tmp_path / "public", tmp_path / "link", tmp_path / "public" / "m.toml"
     public.mkdir()

@@ -62,7 +62,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def threads_leave_soon() -> Iterator[None]:
     """Let the threads for host functions end soon after a test, which is checked for leaked threads."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_callbacks, "IDLE_S", 0.02)
+        patch.setattr(host_callbacks, "IDLE_SECONDS", 0.02)
         yield
 
 

@@ -80,8 +80,8 @@ def executors() -> Iterator[PrivateExecutors]:
 def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Launches:
     """Every test passes without the cache too."""
     require_cache()
-    monkeypatch.setattr(callback_threads, "IDLE_S", 0.02)
-    monkeypatch.setattr(host_callbacks, "IDLE_S", 0.02)
+    monkeypatch.setattr(callback_threads, "IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(host_callbacks, "IDLE_SECONDS", 0.02)
     if not request.param:
         monkeypatch.setattr(launch_module, "launcher", lambda: None)
     launch_cache.invalidate()

@@ -20,7 +20,7 @@ from pympsd_client._objects.process import process
 from tests.client.conftest import ok
 from tests.client.test_client_managed import make_location
 from tests.client.test_client_mapped import kernel, launch
-from tests.client.test_client_pinned import at
+from tests.client.test_client_pinned import view_at
 from tests.client.test_client_pool_sharing import allocate, import_again, pass_on, shareable
 from tests.client.test_client_pools import Held, get
 from tests.client.test_client_virtual_memory import (
@@ -87,7 +87,7 @@ def test_program_and_kernels_reach_what_is_mapped(context: Any, kind: str) -> No
     handle = ok(cuda.cuMemCreate(GRANULE, of_host(kind), 0))
     assert ok(cuda.cuMemGetInfo())[0] == free, "it is not the device's"
     address = map_memory(handle)
-    memory = at(address, 4000).view(np.float32)
+    memory = view_at(address, 4000).view(np.float32)
     assert not memory.any()
     memory[:] = np.arange(1000)
     launch(kernel(BASIC, b"add_one"), (address, ctypes.c_uint64), (1000, ctypes.c_uint32), blocks=4, threads=256)
@@ -103,7 +103,7 @@ def test_program_and_kernels_reach_what_is_mapped(context: Any, kind: str) -> No
     assert int(ok(cuda.cuMemGetAccess(make_location(kind), address))) == 0
     assert (bytes_at(address, 100) == 7).all(), "the device reaches it still"
     assert cuda.cuMemSetAccess(address, GRANULE, [access(kind)], 1) == DONE
-    assert at(address, 1)[0] == 7
+    assert view_at(address, 1)[0] == 7
     assert cuda.cuMemUnmap(address, GRANULE) == DONE
     assert not is_mapped(address)
     assert cuda.cuMemRelease(handle) == DONE
@@ -117,8 +117,8 @@ def test_a_descriptor_of_a_nodes_memory_is_imported(context: Any) -> None:
     theirs = ok(cuda.cuMemImportFromShareableHandle(fd, DESCRIPTOR))
     os.close(fd)
     again = map_memory(theirs)
-    at(again, 5)[:] = 9
-    assert (at(mine, 5) == 9).all()
+    view_at(again, 5)[:] = 9
+    assert (view_at(mine, 5) == 9).all()
     assert ok(cuda.cuMemGetAllocationPropertiesFromHandle(theirs)).location.type == make_location("HOST_NUMA").type
 
 
@@ -209,16 +209,16 @@ def test_a_pool_of_a_node_is_imported(context: Any) -> None:
     free = ok(cuda.cuMemGetInfo())[0]
     pool = ok(cuda.cuMemPoolCreate(pool_at()))
     block = allocate(pool)
-    at(block, 4000)[:] = 3
+    view_at(block, 4000)[:] = 3
     assert ok(cuda.cuMemGetInfo())[0] == free, "it is not the device's"
     theirs = import_again(pool)
     place = pass_on(theirs, block)
     assert place != block
-    assert (at(place, 4000) == 3).all()
-    at(place, 4000).view(np.float32)[:] = 1
+    assert (view_at(place, 4000) == 3).all()
+    view_at(place, 4000).view(np.float32)[:] = 1
     launch(kernel(BASIC, b"add_one"), (place, ctypes.c_uint64), (1000, ctypes.c_uint32), blocks=4, threads=256)
     assert cuda.cuCtxSynchronize() == DONE
-    assert (at(block, 4000).view(np.float32) == 2).all()
+    assert (view_at(block, 4000).view(np.float32) == 2).all()
     for address in (block, place):
         assert ok(cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)) == 1
         assert ok(cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_HOST_POINTER, address)) == address
@@ -227,7 +227,7 @@ def test_a_pool_of_a_node_is_imported(context: Any) -> None:
     assert cuda.cuMemFree(block) == DONE
     assert cuda.cuMemPoolTrimTo(pool, 0) == DONE
     assert not is_mapped(block)
-    assert (at(place, 4000).view(np.float32) == 2).all(), "it lives while it is imported"
+    assert (view_at(place, 4000).view(np.float32) == 2).all(), "it lives while it is imported"
     assert cuda.cuMemFree(place) == DONE
     assert not is_mapped(place)
 
@@ -275,7 +275,7 @@ def test_a_copy_from_it_comes_after_the_streams_earlier_work(context: Any, kind:
     kept_open.let_go()
     assert cuda.cuStreamSynchronize(kept_open.stream) == DONE
     assert (bytes_at(int(device), 4096) == 7).all()
-    at(mine, 4096)[:] = 8
+    view_at(mine, 4096)[:] = 8
     assert cuda.cuMemcpyHtoD(device, mine + 96, 4000) == DONE
     assert (bytes_at(int(device), 4000) == 8).all()
     other = ok(cuda.cuCtxCreate(None, 0, 1))

@@ -22,7 +22,7 @@ from tests.client.conftest import ok
 from tests.client.test_client_managed_variables import PTX
 from tests.client.test_client_mapped import kernel, launch
 from tests.client.test_client_peer_access import DONE, ILLEGAL, WORDS, add_one, numbers, peers, read, use
-from tests.client.test_client_pinned import at
+from tests.client.test_client_pinned import view_at
 from tests.support.client_kernels import MORE
 
 __all__ = ["peers"]
@@ -70,7 +70,7 @@ def test_the_managed_variables_of_a_library_are_the_same_on_all_devices(peers: l
         launch(ok(cuda.cuKernelGetFunction(by_one)), (10, ctypes.c_uint64))
         ok(cuda.cuCtxSynchronize())
     (address,) = addresses
-    assert at(address, 4).view(np.uint32)[0] == 5 + 4 * 11
+    assert view_at(address, 4).view(np.uint32)[0] == 5 + 4 * 11
     ok(cuda.cuLibraryUnload(library))
 
 
@@ -81,7 +81,7 @@ def test_kernels_of_another_device_read_and_write_host_memory(
 ) -> None:
     use(peers[1 - own])
     address, of_kernels = make()
-    memory = at(address, SIZE).view(np.float32)
+    memory = view_at(address, SIZE).view(np.float32)
     memory[:] = np.arange(WORDS)
     for context in (peers[own], peers[1 - own], peers[own]):
         use(context)
@@ -91,11 +91,11 @@ def test_kernels_of_another_device_read_and_write_host_memory(
 
 def test_a_context_that_is_created_later_accesses_host_memory(context: Any) -> None:
     address, _ = _allocate()
-    at(address, SIZE).view(np.float32)[:] = 0
+    view_at(address, SIZE).view(np.float32)[:] = 0
     ok(cuda.cuCtxCreate(None, 0, 1))
     assert add_one(address) == DONE, last_error()
     ok(cuda.cuMemsetD32(address + 4, 0, 1))
-    assert at(address, SIZE).view(np.float32)[:3].tolist() == [1, 0, 1]
+    assert view_at(address, SIZE).view(np.float32)[:3].tolist() == [1, 0, 1]
 
 
 def _begin_to_wait_for(word: int) -> Any:
@@ -111,7 +111,7 @@ def test_a_running_kernel_sees_what_the_program_writes(peers: list[Any]) -> None
     use(peers[0])
     stream = _begin_to_wait_for(address)
     assert cuda.cuStreamQuery(stream)[0] == cuda.CUresult.CUDA_ERROR_NOT_READY
-    at(address, 4)[0] = 1
+    view_at(address, 4)[0] = 1
     assert cuda.cuStreamSynchronize(stream) == DONE
 
 
@@ -152,7 +152,7 @@ def test_a_running_kernel_continues_when_peer_access_ends(peers: list[Any]) -> N
         ok(cuda.cuCtxDisablePeerAccess(peers[1]))
         ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
     assert cuda.cuStreamQuery(stream)[0] == cuda.CUresult.CUDA_ERROR_NOT_READY
-    at(address, 4)[0] = 1
+    view_at(address, 4)[0] = 1
     assert cuda.cuStreamSynchronize(stream) == DONE
 
 
@@ -175,9 +175,9 @@ def test_many_pieces_and_device_memory_beside_them(peers: list[Any]) -> None:
     use(peers[0])
     own = numbers(peers[0])
     for piece in pieces[1::2]:
-        at(piece, SIZE)[:] = 0
+        view_at(piece, SIZE)[:] = 0
         assert add_one(piece) == DONE, last_error()
-        assert (at(piece, SIZE).view(np.float32) == 1).all()
+        assert (view_at(piece, SIZE).view(np.float32) == 1).all()
     assert add_one(own) == DONE
     assert (read(own) == np.arange(WORDS) + 1).all()
 
@@ -197,7 +197,7 @@ def test_freeing_waits_for_kernels_of_another_device(
     def end_kernel(context: Context, operation: Any, *operands: int) -> bytes:
         if operation is operations.SYNCHRONIZE_CONTEXT and context is contexts[int(peers[0])]:
             waited.append(cuda.cuStreamQuery(stream)[0])
-            at(word, 4)[0] = 1
+            view_at(word, 4)[0] = 1
         return call(context, operation, *operands)
 
     use(peers[1])
@@ -241,7 +241,7 @@ def test_a_context_whose_device_cannot_map_it_is_refused_unless_a_device_has_fai
         return cuda.cuDevicePrimaryCtxRetain(1) if is_primary else cuda.cuCtxCreate(None, 0, 1)
 
     address, _ = _allocate()
-    at(address, SIZE)[:] = 0
+    view_at(address, SIZE)[:] = 0
     before = len(contexts)
     with monkeypatch.context() as patch:
         _refuse_mapping(patch, code)
@@ -256,7 +256,7 @@ def test_a_context_whose_device_cannot_map_it_is_refused_unless_a_device_has_fai
     assert add_one(address) == DONE, last_error()
     use(ok(create()))
     assert add_one(address) == DONE, last_error()
-    assert (at(address, SIZE).view(np.float32) == 2).all()
+    assert (view_at(address, SIZE).view(np.float32) == 2).all()
 
 
 @pytest.mark.parametrize("code", [Result.ERROR_OUT_OF_MEMORY, Result.ERROR_ILLEGAL_ADDRESS])
@@ -275,6 +275,6 @@ def test_memory_that_another_device_cannot_map_is_refused_unless_it_has_failed(
         else:
             ok(cuda.cuMemFreeHost(ok(cuda.cuMemHostAlloc(SIZE, DEVICE_MAP))))
     address, _ = _allocate()
-    at(address, SIZE)[:] = 0
+    view_at(address, SIZE)[:] = 0
     use(again)
     assert add_one(address) == DONE, last_error()

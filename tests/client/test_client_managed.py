@@ -17,7 +17,7 @@ from pympsd_client import last_error
 from pympsd_client._objects.memory.allocations import PAGE_BYTES, PageState, PageStates
 from tests.client.conftest import ok
 from tests.client.test_client_mapped import kernel, launch
-from tests.client.test_client_pinned import at
+from tests.client.test_client_pinned import view_at
 from tests.support.client_kernels import BASIC, MORE
 
 R = cuda.CUresult
@@ -46,7 +46,7 @@ def get(name: str, address: int, count: int = SIZE, size: int = 4) -> Any:
 
 
 def test_program_and_kernels_access_managed_memory(managed: int) -> None:
-    memory = at(managed, SIZE).view(np.float32)
+    memory = view_at(managed, SIZE).view(np.float32)
     assert not memory.any()
     memory[:] = np.arange(memory.size)
     count = memory.size
@@ -66,7 +66,7 @@ def test_program_and_kernels_access_managed_memory(managed: int) -> None:
 def test_a_running_kernel_sees_what_the_program_writes(managed: int) -> None:
     stream = ok(cuda.cuStreamCreate(1))
     launch(kernel(MORE, b"wait_for_word"), (managed, ctypes.c_uint64), stream=stream)
-    at(managed, 4)[0] = 1
+    view_at(managed, 4)[0] = 1
     assert cuda.cuStreamSynchronize(stream) == DONE
 
 
@@ -168,8 +168,8 @@ def test_a_batch_has_a_place_for_each_range(managed: int, name: str) -> None:
 def test_a_batch_of_discards(managed: int, context: Any) -> None:
     stream = ok(cuda.cuStreamCreate(0))
     assert cuda.cuMemDiscardBatchAsync([managed, managed + 8], [8, 8], 2, 0, stream) == DONE
-    at(managed, 16)[:] = 4
-    assert (at(managed, 16) == 4).all(), "a write makes it valid again"
+    view_at(managed, 16)[:] = 4
+    assert (view_at(managed, 16) == 4).all(), "a write makes it valid again"
     plain = int(ok(cuda.cuMemAlloc(8)))
     for starts, sizes, count, flags, where in (
         ([managed], [8], 0, 0, stream), ([managed], [8], 2, 0, stream), ([managed], [8], 1, 1, stream),

@@ -12,7 +12,7 @@ from pympsd_client import driver as cuda
 from pympsd_client._objects.memory.pinned import is_memory
 from tests.client.conftest import ok
 from tests.client.test_client_mapped import launch
-from tests.client.test_client_pinned import at
+from tests.client.test_client_pinned import view_at
 
 R = cuda.CUresult
 A = cuda.CUpointer_attribute
@@ -58,8 +58,8 @@ def count(module: Any, by: int) -> None:
 
 
 def test_program_and_kernels_reach_managed_variables(module: Any) -> None:
-    counter = at(address_of(module, b"counter"), 4).view(np.uint32)
-    sums = at(address_of(module, b"sums"), 32).view(np.uint64)
+    counter = view_at(address_of(module, b"counter"), 4).view(np.uint32)
+    sums = view_at(address_of(module, b"sums"), 32).view(np.uint64)
     assert counter[0] == 5
     assert sums.tolist() == [1, 2, 3, 4]
     counter[0] += 10
@@ -97,7 +97,7 @@ def test_unloading_frees_managed_variables(module: Any) -> None:
     unknown = cuda.cuPointerGetAttribute(A.CU_POINTER_ATTRIBUTE_IS_MANAGED, address)
     assert unknown[0] == R.CUDA_ERROR_INVALID_VALUE
     again = ok(cuda.cuModuleLoadData(PTX))
-    assert at(address_of(again, b"counter"), 4).view(np.uint32)[0] == 5
+    assert view_at(address_of(again, b"counter"), 4).view(np.uint32)[0] == 5
     assert ok(cuda.cuMemGetInfo())[0] == free
 
 
@@ -106,14 +106,14 @@ def test_each_module_has_managed_variables_of_its_own(module: Any) -> None:
     first, second = address_of(module, b"counter"), address_of(other, b"counter")
     assert first != second
     count(other, 1)
-    assert [int(at(item, 4).view(np.uint32)[0]) for item in (first, second)] == [5, 7]
+    assert [int(view_at(item, 4).view(np.uint32)[0]) for item in (first, second)] == [5, 7]
 
 
 def test_managed_variables_of_libraries(context: Any) -> None:
     library = ok(cuda.cuLibraryLoadData(PTX, None, None, 0, None, None, 0))
     address, size = ok(cuda.cuLibraryGetManaged(library, b"counter"))
     assert size == 4
-    assert at(int(address), 4).view(np.uint32)[0] == 5
+    assert view_at(int(address), 4).view(np.uint32)[0] == 5
     assert int(ok(cuda.cuLibraryGetGlobal(library, b"counter"))[0]) == int(address)
     assert cuda.cuLibraryGetManaged(library, b"plain")[0] == R.CUDA_ERROR_NOT_FOUND
     ok(cuda.cuLibraryUnload(library))
@@ -128,7 +128,7 @@ def test_the_contexts_that_use_a_library_have_its_managed_variables_in_common(co
     kernel = ok(cuda.cuLibraryGetKernel(library, b"count"))
     first = ok(cuda.cuCtxCreate(None, 0, 0))
     address = int(ok(cuda.cuLibraryGetManaged(library, b"counter"))[0])
-    counter = at(address, 4).view(np.uint32)
+    counter = view_at(address, 4).view(np.uint32)
     launch(ok(cuda.cuKernelGetFunction(kernel)), (10, ctypes.c_uint64))
     ok(cuda.cuCtxSynchronize())
     ok(cuda.cuCtxDestroy(first))

@@ -12,7 +12,7 @@ import pytest
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from tests.client.conftest import ok
-from tests.client.test_client_pinned import at
+from tests.client.test_client_pinned import view_at
 from tests.support.client_kernels import BASIC, MORE
 
 R = cuda.CUresult
@@ -35,7 +35,7 @@ def launch(function: Any, *arguments: tuple[int, Any], blocks: int = 1, threads:
 @pytest.mark.parametrize("flags", [0, 1, 2, 4, 7])
 def test_kernels_read_and_write_mapped_memory(context: Any, flags: int) -> None:
     address = ok(cuda.cuMemHostAlloc(4 * WORDS, flags))
-    memory = at(address, 4 * WORDS).view(np.float32)
+    memory = view_at(address, 4 * WORDS).view(np.float32)
     memory[:] = np.arange(WORDS)
     pointer = int(ok(cuda.cuMemHostGetDevicePointer(address, 0)))
     assert pointer == address, "one address on both sides"
@@ -49,7 +49,7 @@ def test_kernels_read_and_write_mapped_memory(context: Any, flags: int) -> None:
 
 def test_a_running_kernel_sees_what_the_program_writes(context: Any) -> None:
     address = ok(cuda.cuMemHostAlloc(64, 2))
-    words = at(address, 64).view(np.uint32)
+    words = view_at(address, 64).view(np.uint32)
     stream = ok(cuda.cuStreamCreate(1))
     launch(kernel(MORE, b"wait_for_word"), (address, ctypes.c_uint64), stream=stream)
     assert cuda.cuStreamQuery(stream)[0] == R.CUDA_ERROR_NOT_READY
@@ -59,7 +59,7 @@ def test_a_running_kernel_sees_what_the_program_writes(context: Any) -> None:
 
 def test_fills_and_copies_of_the_device_change_mapped_memory(context: Any) -> None:
     address = ok(cuda.cuMemHostAlloc(4 * WORDS, 0))
-    memory = at(address, 4 * WORDS)
+    memory = view_at(address, 4 * WORDS)
     device = ok(cuda.cuMemAlloc(4 * WORDS))
     assert cuda.cuMemsetD8(address, 7, WORDS) == DONE
     assert cuda.cuMemsetD16(address + 1000, 0x0102, 500) == DONE
@@ -82,7 +82,7 @@ def test_sizes_beyond_its_end_are_refused(context: Any) -> None:
     address = ok(cuda.cuMemHostAlloc(100, 0))
     beyond = (R.CUDA_ERROR_INVALID_VALUE,)
     assert cuda.cuMemsetD8(address, 1, 8192) == beyond
-    assert not at(address, 100).any()
+    assert not view_at(address, 100).any()
     assert cuda.cuMemFreeHost(address) == DONE
     assert cuda.cuMemsetD8(address, 1, 8) == beyond, "it is freed"
 
@@ -98,7 +98,7 @@ def test_a_freed_address_is_not_memory_of_kernels(context: Any) -> None:
 
 def test_another_context_of_the_process_accesses_mapped_memory(context: Any) -> None:
     address = ok(cuda.cuMemHostAlloc(4096, 1))
-    memory = at(address, 4096).view(np.float32)
+    memory = view_at(address, 4096).view(np.float32)
     other = ok(cuda.cuCtxCreate(None, 0, 0))
     launch(kernel(BASIC, b"add_one"), (address, ctypes.c_uint64), (10, ctypes.c_uint32), threads=32)
     assert cuda.cuCtxSynchronize() == DONE
@@ -120,7 +120,7 @@ def test_registered_memory_is_not_mapped_without_the_flag(context: Any) -> None:
 def test_kernels_add_to_mapped_memory_while_the_program_adds_too(context: Any) -> None:
     """The pages are the same ones: what either side writes to its own words stays."""
     address = ok(cuda.cuMemHostAlloc(8 * WORDS, 2))
-    memory = at(address, 8 * WORDS).view(np.float32)
+    memory = view_at(address, 8 * WORDS).view(np.float32)
     mine, theirs = memory[WORDS:], memory[:WORDS]
     function, stop = kernel(BASIC, b"add_one"), threading.Event()
 

@@ -26,7 +26,7 @@ INVALID = cuda.CUresult.CUDA_ERROR_INVALID_VALUE
 PAGE = mmap.PAGESIZE
 
 
-def at(address: int, count: int = COUNT) -> np.ndarray[Any, Any]:
+def view_at(address: int, count: int = COUNT) -> np.ndarray[Any, Any]:
     """The bytes at an address, as an array."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(address))
 
@@ -42,7 +42,7 @@ def host(context: Any) -> Any:
 
 def test_copies_read_and_write_pinned_memory(host: int) -> None:
     device_memory = ok(cuda.cuMemAlloc(COUNT))
-    memory = at(host)
+    memory = view_at(host)
     assert not memory.any()
     memory[:] = np.arange(COUNT) % 251
     assert cuda.cuMemcpyHtoDAsync(device_memory, host, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
@@ -55,14 +55,14 @@ def test_copies_read_and_write_pinned_memory(host: int) -> None:
 
 def test_unified_addressing_copies_either_way(host: int) -> None:
     device_memory, other = ok(cuda.cuMemAlloc(COUNT)), ok(cuda.cuMemHostAlloc(COUNT, 1))
-    at(host)[:] = np.arange(COUNT) % 253
+    view_at(host)[:] = np.arange(COUNT) % 253
     assert cuda.cuMemcpy(device_memory, host, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
     assert cuda.cuMemcpyAsync(other, device_memory, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
     assert cuda.cuStreamSynchronize(0) == (cuda.CUresult.CUDA_SUCCESS,)
-    assert (at(other) == np.arange(COUNT) % 253).all()
-    at(host)[:] = 7
+    assert (view_at(other) == np.arange(COUNT) % 253).all()
+    view_at(host)[:] = 7
     assert cuda.cuMemcpy(other, host, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
-    assert (at(other) == 7).all()
+    assert (view_at(other) == 7).all()
     assert cuda.cuMemcpy(device_memory, host + 1, COUNT) == (INVALID,)
     assert "not all within page-locked memory" in last_error()
     assert cuda.cuMemFreeHost(other) == (cuda.CUresult.CUDA_SUCCESS,)
@@ -77,7 +77,7 @@ def test_it_ends_with_the_context_in_which_it_was_allocated_or_registered(host: 
     ok(cuda.cuCtxDestroy(other))
     assert not is_memory(address, 1)
     assert cuda.cuMemFreeHost(address) == (INVALID,)
-    assert not at(host).any(), "the memory of another context stays"
+    assert not view_at(host).any(), "the memory of another context stays"
     not_registered = cuda.CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
     assert cuda.cuMemHostUnregister(registered) == (not_registered,)
     ok(cuda.cuMemHostRegister(registered, COUNT, 2))
@@ -93,7 +93,7 @@ def test_pinned_memory_lies_elsewhere_than_the_programs_own(host: int, size: int
         for _ in range(number):
             address = ok(cuda.cuMemAllocHost(size))
             assert address + size <= start or address >= start + own
-            at(address)[:PAGE] = 5
+            view_at(address)[:PAGE] = 5
     finally:
         unmap(start, own)
 

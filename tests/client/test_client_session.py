@@ -389,14 +389,14 @@ def test_a_long_wait_causes_one_warning_and_continues(
         own_end, peer_end = socket.socketpair()
         server = Peer(daemon._own(own_end))
         if peer_name == "the server":
-            monkeypatch.setattr(handshake, "SILENT_WAIT_S", 0.001)
+            monkeypatch.setattr(handshake, "SILENT_WAIT_SECONDS", 0.001)
             peer.send(SessionGranted(1, 7, 4321), peer_end.detach())
             peer = server
         peer_end.close()
         assert is_shown.wait(30)
         peer.send(Refused(SERVER_NOT_READY, "not today"))
 
-    monkeypatch.setattr(handshake, "SILENT_WAIT_S", 0.001 if peer_name == "the daemon" else 60.0)
+    monkeypatch.setattr(handshake, "SILENT_WAIT_SECONDS", 0.001 if peer_name == "the daemon" else 60.0)
     for name, value in daemon.environment.items():
         monkeypatch.setenv(name, value)
     daemon.handshake = answer_after_the_warning

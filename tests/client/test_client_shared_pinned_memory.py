@@ -42,7 +42,7 @@ _PLACE = count(pinned_window_of(60), 1 << 20).__next__
 """Addresses that no real executor of these tests gives."""
 
 
-def at(address: int, size: int = COUNT) -> np.ndarray[Any, Any]:
+def view_at(address: int, size: int = COUNT) -> np.ndarray[Any, Any]:
     """The bytes at an address, as an array."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
@@ -91,7 +91,7 @@ def test_shared_memory_is_mapped_at_the_executors_address_and_unmapped_here_firs
     giver, context = Giver(executor), executor.context()
     pages = share(context, COUNT)
     assert pages.address == giver.given[0]
-    at(pages.address)[:] = 7
+    view_at(pages.address)[:] = 7
     seen: list[bool] = []
     executor.reply = lambda record: (seen.append(is_mapped(pages.address)), giver.reply(record))[1]
     pages.close()
@@ -108,7 +108,7 @@ def test_a_taken_address_is_refused_and_freed_again(executor: FakeExecutor) -> N
     assert caught.value.code == MEMORY
     assert giver.freed == giver.given[1:]
     assert len(giver.freed) > 1, "it has asked again"
-    at(first.address)[:] = 1
+    view_at(first.address)[:] = 1
     first.close()
 
 
@@ -220,8 +220,8 @@ def test_each_thread_gets_its_own_memory(executor: FakeExecutor) -> None:
     def make(number: int) -> bool:
         pages = share(context, PAGE * (1 + number % 5))
         context.call(operations.MEMORY_INFO)
-        at(pages.address, PAGE)[:] = number % 256
-        right = bool((at(pages.address, PAGE) == number % 256).all())
+        view_at(pages.address, PAGE)[:] = number % 256
+        right = bool((view_at(pages.address, PAGE) == number % 256).all())
         pages.close()
         return right
 
@@ -284,16 +284,16 @@ def test_kernels_are_given_the_same_address_where_the_device_maps_it(
 
 def test_memory_of_one_devices_executor_is_copied_to_all_devices(context: Any) -> None:
     address = ok(cuda.cuMemAllocHost(COUNT))
-    at(address)[:] = np.arange(COUNT) % 249
+    view_at(address)[:] = np.arange(COUNT) % 249
     elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
     device_memory = ok(cuda.cuMemAlloc(COUNT))
     other = ok(cuda.cuMemAllocHost(COUNT))
     assert abs(other - address) > 1 << 37, "each executor has a window of addresses"
     assert cuda.cuMemcpyHtoD(device_memory, address, COUNT) == DONE
     assert cuda.cuMemcpyDtoH(other, device_memory, COUNT) == DONE
-    assert (at(other) == at(address)).all()
+    assert (view_at(other) == view_at(address)).all()
     assert cuda.cuMemcpyDtoHAsync(address + 8, device_memory, COUNT - 8, 0) == DONE
-    assert (at(address)[8:] == at(other)[:-8]).all(), "pageable to this device: there when the call returns"
+    assert (view_at(address)[8:] == view_at(other)[:-8]).all(), "pageable to this device: there when the call returns"
     for item in (address, other):
         assert cuda.cuMemFreeHost(item) == DONE
     ok((*cuda.cuCtxDestroy(elsewhere), None))
@@ -301,13 +301,13 @@ def test_memory_of_one_devices_executor_is_copied_to_all_devices(context: Any) -
 
 def test_a_copy_in_another_devices_stream_is_waited_for(context: Any) -> None:
     device_memory, address = ok(cuda.cuMemAlloc(COUNT)), ok(cuda.cuMemAllocHost(COUNT))
-    at(address)[:] = 5
+    view_at(address)[:] = 5
     elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
     stream = ok(cuda.cuStreamCreate(0))
     assert cuda.cuMemcpyHtoDAsync(device_memory, address, COUNT, stream) == DONE
-    at(address)[:] = 0
+    view_at(address)[:] = 0
     assert cuda.cuMemcpyDtoHAsync(address, device_memory, COUNT, stream) == DONE
-    assert (at(address) == 5).all(), "waiting for that stream would not wait for the other device"
+    assert (view_at(address) == 5).all(), "waiting for that stream would not wait for the other device"
     assert cuda.cuMemFreeHost(address) == DONE
     ok((*cuda.cuCtxDestroy(elsewhere), None))
 
@@ -316,10 +316,10 @@ def test_the_source_is_read_and_the_target_written_when_the_stream_comes_to_it(
     context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (callback_threads, host_callbacks):
-        monkeypatch.setattr(module, "IDLE_S", 0.02)  # the threads end before the check for leaks
+        monkeypatch.setattr(module, "IDLE_SECONDS", 0.02)  # the threads end before the check for leaks
     stream, device_memory = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(COUNT))
     source, target = ok(cuda.cuMemAllocHost(COUNT)), ok(cuda.cuMemHostAlloc(COUNT, 1))
-    at(source)[:] = 1
+    view_at(source)[:] = 1
     began, go_on = threading.Event(), threading.Event()
 
     def hold(_: Any) -> None:
@@ -330,11 +330,11 @@ def test_the_source_is_read_and_the_target_written_when_the_stream_comes_to_it(
     assert cuda.cuMemcpyHtoDAsync(device_memory, source, COUNT, stream) == DONE
     assert cuda.cuMemcpyDtoHAsync(target, device_memory, COUNT, stream) == DONE
     assert began.wait(30)
-    assert not at(target).any()
-    at(source)[:] = 2
+    assert not view_at(target).any()
+    view_at(source)[:] = 2
     go_on.set()
     assert cuda.cuStreamSynchronize(stream) == DONE
-    assert (at(target) == 2).all()
+    assert (view_at(target) == 2).all()
     for item in (source, target):
         assert cuda.cuMemFreeHost(item) == DONE
 
@@ -344,7 +344,7 @@ def test_freeing_does_not_disturb_copies_in_flight(context: Any) -> None:
     stream, device_memory = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(size))
     for number in range(1, 6):
         source = ok(cuda.cuMemAllocHost(size))
-        at(source, size)[:] = number
+        view_at(source, size)[:] = number
         assert cuda.cuMemcpyHtoDAsync(device_memory, source, size, stream) == DONE
         assert cuda.cuMemFreeHost(source) == DONE
         back = np.zeros(size, np.uint8)
@@ -371,7 +371,7 @@ def test_mistakes_are_refused_and_nothing_is_copied(context: Any) -> None:
         assert int(call()[0]) == INVALID
         assert words in last_error()
     assert cuda.cuCtxSynchronize() == DONE
-    assert not at(address, 1000).any()
+    assert not view_at(address, 1000).any()
     assert cuda.cuMemFreeHost(address) == DONE
 
 
@@ -385,11 +385,11 @@ def test_threads_allocate_copy_and_free_at_the_same_time(context: Any) -> None:
             size = 1 + (seed * 7919 + number * 104729) % (1 << 20)
             source, target = ok(cuda.cuMemAllocHost(size)), ok(cuda.cuMemAllocHost(size))
             device_memory = ok(cuda.cuMemAlloc(size))
-            at(source, size)[:] = np.random.default_rng(seed * 100 + number).integers(0, 256, size, np.uint8)
+            view_at(source, size)[:] = np.random.default_rng(seed * 100 + number).integers(0, 256, size, np.uint8)
             ok((*cuda.cuMemcpyHtoDAsync(device_memory, source, size, stream), None))
             ok((*cuda.cuMemcpyDtoHAsync(target, device_memory, size, stream), None))
             ok((*cuda.cuStreamSynchronize(stream), None))
-            right = right and bool((at(target, size) == at(source, size)).all())
+            right = right and bool((view_at(target, size) == view_at(source, size)).all())
             ok((*cuda.cuMemFree(device_memory), None))
             for item in (source, target):
                 ok((*cuda.cuMemFreeHost(item), None))
@@ -411,7 +411,7 @@ def test_a_faulted_contexts_memory_stays_the_processs(context: Any) -> None:
     address = ok(cuda.cuMemAllocHost(COUNT))
     current = contexts[int(context)]
     current.fault(current.id, 700, "a fault")
-    at(address)[:] = 3
+    view_at(address)[:] = 3
     assert int(cuda.cuMemcpyHtoD(pinned_window_of(0), address, 1)[0]) == 700
     assert cuda.cuMemFreeHost(address) == DONE
     assert pinned.region_at(address) is None

@@ -62,7 +62,7 @@ def stop(daemon: DaemonProcess, trace: Path) -> dict[str, Track]:
     return {track.title: track for track in tracks}
 
 
-def of(tracks: dict[str, Track], text: str) -> list[Track]:
+def find_tracks(tracks: dict[str, Track], text: str) -> list[Track]:
     """Return the tracks that have a text in their titles."""
     return [track for title, track in tracks.items() if text in title]
 
@@ -77,14 +77,16 @@ def test_a_trace_has_clients_servers_and_what_devices_do(
         assert program.do("add") == RIGHT
         program.end()
     tracks = stop(daemon, trace)
-    (status,) = of(tracks, "server uid_")
+    (status,) = find_tracks(tracks, "server uid_")
     assert [entry.name for entry in status.slices] == ["ACTIVE"]
-    (work,) = of(tracks, "device 0: NVIDIA H200: work")
+    (work,) = find_tracks(tracks, "device 0: NVIDIA H200: work")
     assert {entry.client for entry in work.slices} == {early.pid, late.pid}
     for program in (early, late):
-        (mps,) = of(tracks, f"client {program.pid}:")[:1]
+        (mps,) = find_tracks(tracks, f"client {program.pid}:")[:1]
         assert mps.slices[-1].name == f"client of uid_{os.geteuid()}"
-        (stream,) = of({title: track for title, track in tracks.items() if str(program.pid) in title}, "stream 0")
+        (stream,) = find_tracks(
+            {title: track for title, track in tracks.items() if str(program.pid) in title}, "stream 0"
+        )
         assert {"add_one", "copy"} <= {entry.name for entry in stream.slices}
 
 
@@ -104,12 +106,12 @@ def test_turns_waits_and_faults(make_daemon: Callable[..., DaemonProcess], trace
         second.do("sync")
         second.end()
         tracks = stop(daemon, trace)
-    (turns,) = of(tracks, "MPS control daemon: turns")
+    (turns,) = find_tracks(tracks, "MPS control daemon: turns")
     assert [entry.name.partition(",")[0] for entry in turns.slices] == ["uid_0", f"uid_{NOBODY}"]
-    (mps,) = (track for track in of(tracks, f"client {second.pid}:") if track.name == "MPS")
+    (mps,) = (track for track in find_tracks(tracks, f"client {second.pid}:") if track.name == "MPS")
     assert [entry.name for entry in mps.slices] == ["waits for a server", f"client of uid_{NOBODY}"]
     assert [moment.name for track in tracks.values() for moment in track.moments] == ["fault"]
-    (status,) = of(tracks, f"server uid_{NOBODY}")
+    (status,) = find_tracks(tracks, f"server uid_{NOBODY}")
     assert "FAULT" in [entry.name for entry in status.slices]
 
 
@@ -125,8 +127,8 @@ def test_servers_of_protocol_3(make_daemon: Callable[..., DaemonProcess], trace:
         assert client_process.do("add") == RIGHT
         client_process.end()
         tracks = stop(daemon, trace)
-    assert len(of(tracks, "MPS control daemon: server ")) == 2
-    assert of(tracks, "device 0: NVIDIA H200: work")
+    assert len(find_tracks(tracks, "MPS control daemon: server ")) == 2
+    assert find_tracks(tracks, "device 0: NVIDIA H200: work")
 
 
 def test_wrong_trace_commands_are_refused(daemon: DaemonProcess, trace: Path) -> None:
@@ -265,7 +267,7 @@ def test_a_trace_ends_with_its_daemon(
         start(daemon, second)
         text = trace.read_text()
         assert client_process.do("add") == RIGHT
-        assert of(stop(daemon, second), "stream 0")
+        assert find_tracks(stop(daemon, second), "stream 0")
         assert trace.read_text() == text
     assert read_tracks([text])
 
@@ -277,9 +279,9 @@ def test_the_calls_of_a_program(daemon: DaemonProcess, client: MakeClient, trace
     client_process.end()
     another.end()
     tracks = {track.title: track for track in read_tracks([trace.read_text()])}
-    (calls,) = of(tracks, f"client {client_process.pid}:")
+    (calls,) = find_tracks(tracks, f"client {client_process.pid}:")
     assert {"cuInit", "cuLaunchKernel", "cuMemcpyDtoH"} <= {call.name for call in calls.slices}
-    assert of(tracks, f"client {another.pid}:")
+    assert find_tracks(tracks, f"client {another.pid}:")
 
 
 def test_an_impossible_trace_is_reported_once(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:

@@ -22,11 +22,11 @@ def rows(daemon: DaemonProcess) -> list[list[str]]:
     return [line.split(",") for line in lines]
 
 
-def get_shown() -> list[str]:
+def read_shown() -> list[str]:
     return ["0", gpu().pci, gpu().uuid, gpu().name, "N/A"]
 
 
-def computes(daemon: DaemonProcess) -> None:
+def check_computes(daemon: DaemonProcess) -> None:
     client = daemon.client()
     try:
         assert client.connect().do("add") == RIGHT
@@ -39,8 +39,8 @@ def test_the_gpu_is_found_shown_and_used(make_daemon: MakeDaemon, backend: str) 
     daemon = make_daemon(PYMPSD_BACKEND=backend)
     done = daemon.start()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert rows(daemon)[0] == get_shown()
-    computes(daemon)
+    assert rows(daemon)[0] == read_shown()
+    check_computes(daemon)
     # auto prefers the driver's own server where it is installed.
     used = "vendor" if backend == "auto" and running.driver_program(running.SERVER) else "cuda"
     assert any(line.startswith(f"The backend is {used}: ") for line in daemon.log())
@@ -71,7 +71,7 @@ def test_an_emulated_device_is_used_where_it_is_set(make_daemon: MakeDaemon) -> 
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="H200")
     assert daemon.start().returncode == 0
     assert [row[2] for row in rows(daemon)] == [describe("H200")[0].uuid]
-    computes(daemon)
+    check_computes(daemon)
     assert "Device backend: emulated" in daemon.log("server.log")
 
 
@@ -90,7 +90,7 @@ def test_the_gpu_by_index_and_uuid(make_daemon: MakeDaemon, how: str) -> None:
     name = {"index": "0", "uuid": gpu().uuid, "prefix": gpu().uuid[:14]}[how]
     daemon = make_daemon(CUDA_VISIBLE_DEVICES=name)
     assert daemon.start().returncode == 0
-    assert rows(daemon) == [get_shown()]
+    assert rows(daemon) == [read_shown()]
 
 
 def test_a_gpu_that_is_not_there_is_refused(make_daemon: MakeDaemon) -> None:

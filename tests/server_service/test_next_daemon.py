@@ -126,7 +126,7 @@ def server() -> Iterator[Played]:
     played.process.wait()
 
 
-def of(client: int, context: int) -> link.ReturningClient:
+def expected_client(client: int, context: int) -> link.ReturningClient:
     """Return the report of a client with one context."""
     limits_in_force = LimitsInForce(100.0, 0, {}, {0: 132})
     return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((context, 1, 0),), limits=limits_in_force)
@@ -137,7 +137,7 @@ def test_every_daemon_gets_a_full_report_and_then_what_changes(server: Played) -
     server.next_daemon()
     report, clients = server.ask(1)
     assert (report.pid, report.status, report.leaving) == (server.process.pid, "ACTIVE", False)
-    assert clients == [of(5, 1), of(6, 2)]
+    assert clients == [expected_client(5, 1), expected_client(6, 2)]
     server.daemon.send(link.ServerAdopted())
     assert server.daemon.expect(link.LogRecord).event == "server_taken_over"
     entry.socket.close()
@@ -146,7 +146,7 @@ def test_every_daemon_gets_a_full_report_and_then_what_changes(server: Played) -
     server.daemon.send(link.ShutDown(False))
     server.next_daemon()
     report, clients = server.ask(2)
-    assert (report.status, report.leaving, clients) == ("ACTIVE", True, [of(6, 2)])
+    assert (report.status, report.leaving, clients) == ("ACTIVE", True, [expected_client(6, 2)])
 
 
 def test_daemons_that_die_before_they_have_read_their_report_cost_nothing(server: Played) -> None:
@@ -156,9 +156,9 @@ def test_daemons_that_die_before_they_have_read_their_report_cost_nothing(server
     server.daemon.expect(link.ServerReturn)
     server.next_daemon()  # in the midst of the first report
     server.daemon.send(link.AdmitClient(7, 4007, 500, "lost", 99, 500, 0, {}))  # its descriptors were lost
-    assert server.ask(9)[1] == [of(5, 1)]
+    assert server.ask(9)[1] == [expected_client(5, 1)]
     server.admit(8)
-    assert server.ask(10)[1] == [of(5, 1), of(8, 2)]
+    assert server.ask(10)[1] == [expected_client(5, 1), expected_client(8, 2)]
 
 
 def test_half_a_frame_of_a_daemon_that_was_killed_spoils_nothing(server: Played) -> None:
@@ -172,7 +172,7 @@ def test_half_a_frame_of_a_daemon_that_was_killed_spoils_nothing(server: Played)
         server.daemon.socket.send(CONTINUED + frame[PACKET_BYTES : 2 * PACKET_BYTES])
         peer_end.close()
         server.next_daemon()
-        assert server.ask(1)[1] == [of(5, 1)]
+        assert server.ask(1)[1] == [expected_client(5, 1)]
         assert own_end.recv(1) == b"", "the client sees that it was not admitted"
 
 
@@ -180,7 +180,7 @@ def test_daemons_that_speak_other_versions_get_the_report_too(server: Played) ->
     server.serve().admit(5)
     report, clients = server.ask(1, Versions(oldest=1000, newest=1001))
     assert report.versions == Versions()
-    assert clients == [of(5, 1)]
+    assert clients == [expected_client(5, 1)]
 
 
 def test_a_server_that_was_not_set_up_reports_it_and_is_set_up_by_the_next(server: Played) -> None:
@@ -192,7 +192,7 @@ def test_a_server_that_was_not_set_up_reports_it_and_is_set_up_by_the_next(serve
         assert server.daemon.receive() == link.ServerHello(Versions(), server.process.pid)
     server.daemon.send(link.ServerAdopted())
     server.serve().admit(5)
-    assert server.ask(3)[1] == [of(5, 1)]
+    assert server.ask(3)[1] == [expected_client(5, 1)]
 
 
 def test_what_happens_while_there_is_no_daemon_is_kept_in_the_link(server: Played) -> None:
@@ -275,7 +275,7 @@ def test_a_server_that_is_to_end_if_it_is_alone_ends_with_its_last_client(server
 
 def test_a_dismissal_is_heard_though_the_daemon_left_something_unread(server: Played) -> None:
     client = server.serve().admit(5)
-    assert server.ask(1)[1] == [of(5, 1)]
+    assert server.ask(1)[1] == [expected_client(5, 1)]
     suspend(server.process.pid)
     server.daemon.send(link.ReportRequest(Versions(), 2))
     os.kill(server.process.pid, signal.SIGCONT)

@@ -63,7 +63,7 @@ class RawSession:
         assert isinstance(welcome, SessionWelcome), welcome
         return session
 
-    def say(self, data: bytes, fds: tuple[int, ...] = ()) -> bool:
+    def send(self, data: bytes, fds: tuple[int, ...] = ()) -> bool:
         """Send bytes; return whether the server still listens."""
         try:
             sent = socket.send_fds(self.sock, [data], fds) if fds else 0
@@ -185,7 +185,7 @@ def _one(control: str, source: random.Random) -> tuple[int, int]:
         open_ones.callback(os.close, null)
         for _ in range(source.randint(1, 12)):
             frame, fds = _draw_message(source)
-            if not session.say(frame, (null,) * fds):
+            if not session.send(frame, (null,) * fds):
                 break
             output += 1
             session.read(to_its_end=False)

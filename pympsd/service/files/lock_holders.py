@@ -32,24 +32,24 @@ class Holder:
         return f"process {self.pid or '(of another PID namespace)'} of user {self.uid}"
 
 
-def holders(lock: str) -> list[Holder]:
+def find_holders(lock: str) -> list[Holder]:
     """Return the other processes that have a lock open, as far as this user may see that."""
-    holding = []
+    holders = []
     with suppress(OSError):
         status = os.stat(lock)
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) != os.getpid() and has_open(int(name), status):
                 with suppress(OSError):
-                    holding.append(Holder(int(name), os.stat(f"/proc/{name}").st_uid))
-    return holding
+                    holders.append(Holder(int(name), os.stat(f"/proc/{name}").st_uid))
+    return holders
 
 
-def are_foreign(holding: list[Holder], control: str) -> bool:
+def are_foreign(holders: list[Holder], control: str) -> bool:
     """Return whether a lock's holders cannot be a daemon: none listens, and all belong to other users.
 
     Wait up to STARTING_SECONDS, because another user's daemon may just be starting.
     """
-    if not holding or any(holder.uid in (0, os.geteuid()) for holder in holding):
+    if not holders or any(holder.uid in (0, os.geteuid()) for holder in holders):
         return False
     give_up = time.monotonic() + STARTING_SECONDS
     while find_listener(control) is None:
@@ -72,7 +72,7 @@ def has_open(pid: int, status: os.stat_result) -> bool:
     return False
 
 
-def listener_of(control: str) -> tuple[int, int, int] | None:
+def read_listener_credentials(control: str) -> tuple[int, int, int] | None:
     """Return PID, uid and gid of the process that began to listen at a socket. The socket may be its keeper's by now.
 
     The PID is 0 if its PID namespace is not visible from here. Return None if nobody listens.
@@ -88,7 +88,7 @@ def listener_of(control: str) -> tuple[int, int, int] | None:
 
 def find_listener(control: str) -> Holder | None:
     """Return the process that listens at a socket; None if nobody does, or only the keeper of an ended process."""
-    listener = listener_of(control)
+    listener = read_listener_credentials(control)
     if listener is None:
         return None
     fields = stat(listener[0])

@@ -21,7 +21,7 @@ from attrs import define, field
 from pympsd.errors import StartError
 from pympsd.process.links import UntrustedLink, check_links
 from pympsd.service.files import remains
-from pympsd.service.files.lock_holders import Holder, are_foreign, find_listener, holders
+from pympsd.service.files.lock_holders import Holder, are_foreign, find_holders, find_listener
 from pympsd.vocabulary import files
 
 DIRECTORY_MODE = 0o755
@@ -106,10 +106,10 @@ class PipeDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
-            holding = holders(file)
-            if not are_foreign(holding, os.path.join(path, files.CONTROL)):
-                raise AlreadyRunning(_describe_holder(path, holding)) from None
-            lock = _replace_lock(requested_path, file, holding[0])
+            holders = find_holders(file)
+            if not are_foreign(holders, os.path.join(path, files.CONTROL)):
+                raise AlreadyRunning(_describe_holder(path, holders)) from None
+            lock = _replace_lock(requested_path, file, holders[0])
         try:
             _check_listeners(requested_path, path)
         except Unusable:
@@ -227,12 +227,12 @@ class PipeDirectory:
             raise Unusable(self.requested_path, reason) from None
 
 
-def _describe_holder(path: str, holding: list[Holder]) -> str:
+def _describe_holder(path: str, holders: list[Holder]) -> str:
     """Name the process that has the lock of a directory or, if this user cannot see it, the process that listens
     there.
     """
-    if holding:
-        return f"{os.path.join(path, files.LOCK)} is open in {' and '.join(map(str, holding))}"
+    if holders:
+        return f"{os.path.join(path, files.LOCK)} is open in {' and '.join(map(str, holders))}"
     control = os.path.join(path, files.CONTROL)
     listener = find_listener(control)
     return "" if listener is None else f"{listener} listens at {control}"

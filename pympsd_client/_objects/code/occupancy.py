@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from pympsd.vocabulary.occupancy import (
-    LARGEST_CLUSTER,
-    PORTABLE_CLUSTER,
+    MAX_CLUSTER_BLOCKS,
+    MAX_PORTABLE_CLUSTER_BLOCKS,
     REGISTERS_OF_A_WARP,
     WARP_THREADS,
     available_shared_bytes,
@@ -58,7 +58,11 @@ def largest_cluster(function: Function, config: LaunchConfig) -> int:
 
     Raise NOT_SUPPORTED if the device has no clusters, INVALID_CLUSTER_SIZE if no cluster of these blocks fits.
     """
-    sizes = [LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER]
+    sizes = [
+        MAX_CLUSTER_BLOCKS
+        if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED")
+        else MAX_PORTABLE_CLUSTER_BLOCKS
+    ]
     while sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
     largest = next((size for size in sizes if _clusters(function, config, size)), None)
@@ -74,7 +78,11 @@ def active_clusters(function: Function, config: LaunchConfig) -> int:
     """
     x, y, z = config.cluster
     size = x * y * z
-    maximum = LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER
+    maximum = (
+        MAX_CLUSTER_BLOCKS
+        if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED")
+        else MAX_PORTABLE_CLUSTER_BLOCKS
+    )
     if not 1 <= size <= maximum:
         raise _bad_cluster(f"a cluster has 1 to {maximum} blocks here, not {size}")
     if any(count % cluster_count for count, cluster_count in zip(config.grid, config.cluster, strict=True)):

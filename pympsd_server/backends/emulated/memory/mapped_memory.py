@@ -20,7 +20,7 @@ from pympsd.vocabulary.device_properties import (
 )
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.client_space import ClientSpace
-from pympsd_server.backends.emulated.memory.peer_windows import refusals
+from pympsd_server.backends.emulated.memory.peer_windows import map_errors
 from pympsd_server.backends.emulated.memory.virtual_memory import (
     EmulatedMemory,
     ExportablePages,
@@ -159,7 +159,7 @@ class MappedMemory:
         """Return the file with the client's allocations, or its host memory, or raise BackendError INVALID_VALUE."""
         with self._client.lock:
             self._check_own_space()
-            with refusals():
+            with map_errors():
                 return self._client.space.publish(address)
 
     def map_peer(self, address: int, process: int, file: File) -> None:
@@ -168,7 +168,7 @@ class MappedMemory:
             self._check_own_space()
             distance = self._distance(address)
             self._client.space.unmap_peer(distance)
-            with refusals():
+            with map_errors():
                 self._client.space.map_peer(process, file, distance)
 
     def import_peers(self, process: int, file: File, count: int) -> EmulatedMemory:
@@ -176,7 +176,7 @@ class MappedMemory:
         _check_size(count)
         with self._client.lock:
             self._check_memories()
-            with refusals():
+            with map_errors():
                 pages = PeersPages(process, file, count, partial(self._handle_freed, lambda: None))
             self._client.memories += 1
         return self._enter(pages)

@@ -237,7 +237,7 @@ def holds(starts: Array, ends: Array, low: int, high: int) -> bool:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def map_errors() -> Iterator[None]:
     """Convert the errors of mapping another executor's file to BackendError."""
     try:
         yield
