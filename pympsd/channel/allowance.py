@@ -1,5 +1,4 @@
-"""Limit the cost of a connection for this process: bytes from its user's budget, and time to finish a frame or to
-read answers.
+"""Limit the bytes that a connection may take, from its user's budget, and the time for its frames and reads.
 
 Theory of operation. A process that serves untrusted users keeps two kinds of bytes for a connection: those that it
 has received and not handled yet (the beginning of a frame, a command that is being answered), and those that it has
@@ -99,9 +98,7 @@ class Allowance:
     """The number of bytes that the budget counts for this connection."""
 
     def lift(self) -> None:
-        """From now on, count bytes but limit neither bytes nor time, because the peer has turned out to
-        be a server.
-        """
+        """Count bytes but limit neither bytes nor time from now on, because the peer is a server."""
         self._is_limited = False
         self.frame_seconds = self.unread_seconds = math.inf
 

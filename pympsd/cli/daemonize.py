@@ -93,7 +93,7 @@ def start_daemon(options: Options, protocol: int = 2) -> int:
         return _background(prepared, options.shown)
     sys.stdout.flush()
     show_as(options.shown)
-    return _run(prepared, ready=lambda: _say_how_to_connect(prepared))
+    return _run(prepared, ready=lambda: _print_how_to_connect(prepared))
 
 
 def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup:
@@ -342,8 +342,8 @@ def _server_log(path: str, protocol: int) -> LogFile:
     return LogFile(path, late=protocol == 3)
 
 
-def _say_how_to_connect(daemon: DaemonSetup) -> None:
-    """Print protocol 3's line that tells the user who starts a daemon how to connect."""
+def _print_how_to_connect(daemon: DaemonSetup) -> None:
+    """Print protocol 3's line for the user who starts a daemon, which explains how to connect."""
     if daemon.protocol == 3:
         print(f"{CONNECT_HINT}{daemon.directory.path}", flush=True)
 
@@ -359,7 +359,7 @@ def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
             sys.stderr.write("the control daemon ended before it was ready; control.log may have the reason\n")
         # The child owns everything now, so exit without running this copy's cleanup handlers.
         elif answer == READY:
-            _say_how_to_connect(daemon)
+            _print_how_to_connect(daemon)
         sys.stderr.flush()
         os._exit(0 if answer == READY else 1)
     os.close(reader)

@@ -91,7 +91,7 @@ class Tables:
     def device(self, path: Path, word: str, allowed: tuple[int, ...] | None = None) -> int:
         """Return the daemon's ordinal of a device; -1, with an error, if no device has this name.
 
-        ``word`` names the device as clients of a server with the devices ``allowed`` (None: all) do.
+        ``word`` names the device as clients of a server with the devices ``allowed`` (None means all) do.
         """
         every = self.context.devices
         ordinals = range(len(every)) if allowed is None else allowed

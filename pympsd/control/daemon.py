@@ -164,7 +164,7 @@ class RunningDaemon:
             client: The PID of a client process; or one of ``server`` (its name), ``namespace``
                 (``server/namespace``), ``cgroup`` (its path), ``user`` (a uid), ``device`` (index or UUID),
                 ``everything``.
-            timeout: Seconds until the remaining clients are terminated. None: wait for them without a limit.
+            timeout: Seconds until the remaining clients are terminated. None means without a limit.
             then: ``terminate``, or ``fail``: nothing is terminated.
             new_clients: ``wait`` until undrain, or ``refuse``.
             release: End all servers too, so that the driver can be replaced (with ``everything``).

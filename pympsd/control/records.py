@@ -162,7 +162,7 @@ class Waiting:
     command: str
     """The client's command line."""
     held_by: str | None = None
-    """The target of the drain that holds it; None: it waits for its turn."""
+    """The target of the drain that holds it; None if it waits for its turn."""
 
 
 @frozen
@@ -193,7 +193,7 @@ class DrainedClient:
     uid: Count
     server: str
     how: str = ""
-    """``finished``, ``terminated`` or ``server ended``; empty: it remains."""
+    """``finished``, ``terminated`` or ``server ended``; empty if it remains."""
 
 
 @frozen

@@ -79,8 +79,8 @@ def nvml_text(
     Args:
         backend: ``emulated``, ``cuda`` or ``vendor``.
         devices: The devices, in the order of NVML's indices.
-        processes: The processes on each device, in the same order; empty: nobody uses them.
-        modes: The file of compute modes whose later changes count; None: the modes of ``devices`` do.
+        processes: The processes on each device, in the same order; empty if nobody uses them.
+        modes: The file of compute modes whose later changes count; None means the modes of ``devices``.
         utilization: The percentage of each device, None where it is not known. Empty: emulated devices are idle, and
             the utilization of others is unknown.
     """

@@ -95,7 +95,7 @@ def register(folder: StateFolder, uuid: str, alone: bool, timeout: float | None 
         folder: The state folder of the machine.
         uuid: The device.
         alone: Whether this process must be the only server, as in compute mode EXCLUSIVE_PROCESS.
-        timeout: Seconds to wait for the folder's lock; None: state_folder.LOCK_SECONDS.
+        timeout: Seconds to wait for the folder's lock; None means state_folder.LOCK_SECONDS.
 
     Raises:
         InUse: Another server has the device, and this one must be alone.

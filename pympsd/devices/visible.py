@@ -30,7 +30,7 @@ def select(devices: Sequence[DeviceProperties], visible: str | None) -> tuple[in
 
     Args:
         devices: All devices.
-        visible: The value of CUDA_VISIBLE_DEVICES; None: it is not set, and all devices are visible.
+        visible: The value of CUDA_VISIBLE_DEVICES; None if the variable is not set, and all devices are visible.
 
     Raises:
         NoVisibleDevice: No device is left.
@@ -65,7 +65,7 @@ def select_of(
 
     Args:
         devices: All devices.
-        allowed: The indices of those that may be used; None: all.
+        allowed: The indices of those that may be used; None means all.
         visible: The value of CUDA_VISIBLE_DEVICES, or None.
 
     Raises:

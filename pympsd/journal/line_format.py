@@ -32,7 +32,7 @@ class Dialect(StrEnum):
 
 @frozen
 class Line:
-    """One event's sentences, formatted with its fields. None: the event writes no line in that dialect.
+    """One event's sentences, formatted with its fields. None if the event writes no line in that dialect.
 
     ``r580_who`` and ``r580_pid`` (a field's name): the process that driver 580 names as the line's author.
     ``is_volta``: the documents show it among the lines of Volta MPS, in which a server calls itself Other.
@@ -49,7 +49,7 @@ class Line:
         return self.r580 if dialect is Dialect.R580 else self.documented
 
     def select_author(self, dialect: Dialect) -> str | None:
-        """Return the author that the line names in a text dialect; None: the one that wrote it.
+        """Return the author that the line names in a text dialect; None means the one that wrote it.
 
         The documents show no line of a server that is starting, which calls itself Other; driver 580's form is used
         for it.

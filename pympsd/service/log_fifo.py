@@ -147,6 +147,6 @@ async def read_fifo(
             continue  # another process, which any user may run, has read the data
         records = list(reader.feed(data))
         dropped = sum(log.log(record) for record in records)
-        # Only somebody who wants to keep the daemon busy writes this many bytes without a line or a record.
+        # Only somebody who tries to keep the daemon busy writes this many bytes without a line or a record.
         if dropped or (not records and len(data) == READ_BYTES):
             await trio.sleep(PAUSE)

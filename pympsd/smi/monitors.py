@@ -48,8 +48,8 @@ Legend:
 class Monitor:
     """The command line of ``dmon`` or ``pmon``, parsed.
 
-    ``ids`` is the value of ``-i`` (None: all devices), ``seconds`` the interval, ``count`` the number of reports
-    (None: unlimited), ``metrics`` the letters of ``-s`` and ``file`` the path of ``-f``.
+    ``ids`` is the value of ``-i`` (None means all devices), ``seconds`` the interval, ``count`` the number of reports
+    (None if unlimited), ``metrics`` the letters of ``-s`` and ``file`` the path of ``-f``.
 
     >>> parse(["dmon", "-s", "m", "-c", "3"]).columns
     [('fb', 'MB'), ('bar1', 'MB'), ('ccpm', 'MB')]

@@ -75,8 +75,8 @@ class Action(Enum):
 class SmiRequest:
     """A parsed command line.
 
-    ``ids`` is the value of ``-i`` (None: all devices); ``value`` is the value of the action's option, such as the
-    fields of ``--query-gpu``.
+    ``ids`` is the value of ``-i`` (None means all devices); ``value`` is the value of the action's option, such as
+    the fields of ``--query-gpu``.
 
     >>> parse(["--query-gpu=name,memory.used", "--format=csv,noheader", "-i", "0"]).value
     'name,memory.used'

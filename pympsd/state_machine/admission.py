@@ -154,7 +154,7 @@ def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[do.Inst
     Args:
         daemon: The state, which it changes.
         uid: The user; in multi-user mode root takes the place of every user.
-        name: The server in protocol 3; empty: that of the user.
+        name: The server in protocol 3; empty means that of the user.
 
     Used by ``start_server``, and when the sockets of a server that was created are open. A server that is leaving, or
     expected back from an earlier daemon, does not count as running.

@@ -184,7 +184,7 @@ def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
 
 
 def total_of(server: Server, client: Client, ordinal: int) -> int | None:
-    """Return the bytes that all clients of a client's namespace together may hold on a device; None: no limit."""
+    """Return the bytes that all clients of a client's namespace may hold together on a device; None if unlimited."""
     own = (group for group in _find_groups(server, client, ordinal) if not group.name.startswith(OF_CGROUP))
     return min((group.limit for group in own if group.limit < MAX_MEMORY), default=None)
 

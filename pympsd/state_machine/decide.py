@@ -64,7 +64,7 @@ AnswerLine = Callable[[Daemon, events.OperatorLine], Iterator[do.Instruction]]
 """A function that carries out an operator's command line (pympsd.commands.operator_line)."""
 
 Decision = Iterator[do.Instruction] | None
-"""The instructions that follow from an event; None: the event only changes the state."""
+"""The instructions that follow from an event; None if the event only changes the state."""
 
 ENDS = (events.ServerExited, events.ServerNotTakenOver)
 """The events that remove a server from the state."""

@@ -39,12 +39,12 @@ class OperatorLine(Event):
     at: float = 0.0
     """The time at which the line arrived, in seconds since 1970."""
     server: str = ""
-    """The server whose socket received the line (protocol 3 only); empty: the daemon's own socket."""
+    """The server whose socket received the line (protocol 3 only); empty means the daemon's own socket."""
     namespace: str = ""
     process: Origin | None = None
-    """The process that the line names; None: there is no such process."""
+    """The process that the line names; None if there is no such process."""
     cgroups: frozenset[str] | None = None
-    """The cgroups that exist, among those with limits that end with the cgroup; None: not checked."""
+    """The cgroups that exist, among those with limits that end with the cgroup; None if they were not checked."""
     origins: dict[int, Origin] = field(factory=dict)
     """The properties, by PID, of clients' processes that were not known before; empty if the line needs none."""
 
@@ -66,7 +66,7 @@ class ClientConnected(Event):
     """True if the process may have another connection, of a client that was admitted: it connects once for each
     context."""
     server: str = ""
-    """The server whose socket the client used (protocol 3 only); empty: the top socket."""
+    """The server whose socket the client used (protocol 3 only); empty means the top socket."""
     connection: int = 0
     """The id of the client's connection, which stays the same if another daemon continues the connection; 0:
     unknown."""
@@ -303,7 +303,7 @@ class ServerUnknown(Event):
 class NamespaceOpened(Event):
     """The socket of a namespace, or (``namespace`` empty) of a server is open, or it could not be: ``problem``.
 
-    Follows each OpenNamespace. ``problem`` is a sentence for the operator; empty: the socket is open.
+    Follows each OpenNamespace. ``problem`` is a sentence for the operator; empty if the socket is open.
     """
 
     server: str

@@ -119,7 +119,7 @@ def handle_death_unserved(daemon: Daemon, server: Server, death: Death) -> Itera
 
 
 def refusal_of(daemon: Daemon, server: str) -> str:
-    """Return why clients of a server, by name, are refused at the moment; empty: they are not.
+    """Return why clients of a server, by name, are refused at the moment; empty if they are not.
 
     The text names the last death, and the seconds after which a client may try again.
     """

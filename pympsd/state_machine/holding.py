@@ -17,7 +17,7 @@ from pympsd.vocabulary.results import Result
 
 
 def find_drain(daemon: Daemon, entry: QueueEntry) -> Drain | None:
-    """Return the drain that holds a waiting entry, preferably one that refuses it; None: the entry may be served."""
+    """Return the drain that holds a waiting entry, preferably one that refuses it; None if no drain does."""
     covering = [drain for drain in daemon.drains if _covers(daemon, drain, entry)]
     refusing = [drain for drain in covering if drain.refuses and entry.client]
     return next(iter((*refusing, *covering)), None)

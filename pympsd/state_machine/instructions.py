@@ -101,7 +101,7 @@ class AdmitClient(Instruction):
     server_pid: int
     priority: int
     limits: ClientLimits | None = None
-    """The limits of the client; None: the limits of the client's server hold."""
+    """The limits of the client; None if the limits of the client's server hold."""
 
 
 @frozen

@@ -98,7 +98,7 @@ def client_limits(
     rule: Limits | None,
     sm_partition: str = "",
 ) -> ClientLimits | None:
-    """Return the limits of a client, for its server; None: only the limits of the server apply.
+    """Return the limits of a client, for its server; None if only the limits of the server apply.
 
     ``rule`` and ``sm_partition``: as in QueueEntry.
     """

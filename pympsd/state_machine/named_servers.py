@@ -167,7 +167,7 @@ def set_server(
         daemon: The state, which it changes.
         name: The server.
         maximum: New maxima; where a limit is None, the maximum stays as it is.
-        contains_partitions: True: a fault stays in the client's SM partition; None: unchanged.
+        contains_partitions: Whether a fault stays in the client's SM partition; None leaves this unchanged.
 
     Connected clients keep their limits. Raises NotPossible for an unknown server.
     """
@@ -241,7 +241,7 @@ def check_not_deleted(named_server: NamedServer) -> None:
 def check_share(problem: str) -> None:
     """Raise NotPossible with the sentence of a refusal, if there is one.
 
-    ``problem`` is a text of `shares`, which begins in lower case and has no full stop; empty: the share suffices.
+    ``problem`` is a text of `shares`, which begins in lower case and has no full stop; empty if the share suffices.
     """
     if problem:
         raise NotPossible(f"{problem[0].upper()}{problem[1:]}.")

@@ -27,8 +27,8 @@ def create_namespace(
         daemon: The state, which it changes.
         server_name: The server.
         name: 1 to 64 lowercase letters, digits and underscores, and not a reserved name.
-        limits: Limits of its clients; None: it sets none.
-        session: An operator's session to answer; 0: none.
+        limits: Limits of its clients; None if it sets none.
+        session: An operator's session to answer; 0 means none.
         clients_only: Whether operators are refused at its socket.
         asker: The user who requests it, and in whose share of namespaces it counts.
 

@@ -138,7 +138,7 @@ def remove_partition(
 
 
 def partitions_on(daemon: Daemon, device: int) -> list[tuple[str, sm_partitions.SmPartition]]:
-    """Return the partitions of a device, with the names of their servers (empty: the daemon's).
+    """Return the partitions of a device, with the names of their servers (empty means the daemon's).
 
     Partitions of ending servers without clients are left out.
     """
@@ -182,7 +182,7 @@ def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
 
 
 def clients_in(daemon: Daemon, server_name: str, partition: sm_partitions.SmPartition) -> list[Client]:
-    """Return the clients of a partition. ``server_name``: its server; empty: the partition is the daemon's.
+    """Return the clients of a partition. ``server_name``: its server; empty if the partition is the daemon's.
 
     In protocol 2 clients that terminate_client has ended are left out, although their processes still run.
     """

@@ -35,7 +35,7 @@ def add(
         daemon: The state, which it changes.
         named_server: The server, which replaces one of the same name.
         limits: Limits of ``default`` in place of the daemon's defaults.
-        session: An operator's session that is answered when the server is ready, or could not be started; 0: none.
+        session: An operator's session that is answered when the server is ready or could not start; 0 means none.
     """
     own = daemon.defaults.limits
     named_server.namespaces[DEFAULT] = Namespace(DEFAULT, own.overlay(limits or Limits()))

@@ -266,7 +266,7 @@ def _chunks_of(daemon: Daemon, device: int) -> int:
 
 
 def _count_chunks(daemon: Daemon, device: int, uids: Set[int] | None) -> int:
-    """Return how many chunks of a device are in partitions of users; None: of everybody."""
+    """Return how many chunks of a device are in partitions of these users; None means all users."""
     servers = (
         named_server for named_server in daemon.named_servers.values() if uids is None or named_server.uid in uids
     )

@@ -26,7 +26,7 @@ def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[
     """Begin an operator's ``quit``. A second one joins the first.
 
     Args:
-        timeout: Seconds after which clients are ended; None: wait for them without a limit.
+        timeout: Seconds after which clients are ended; None means without a limit.
     """
     yield do.Working(session)
     if timeout is not None:
@@ -43,7 +43,7 @@ def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[
 def resume_quit(daemon: Daemon, timeout: float | None) -> Iterator[do.Instruction]:
     """Continue an operator's quit of an earlier daemon; its time limit begins again.
 
-    ``timeout`` is in seconds; None: it waits for the clients. The operators who asked for it were connected to the
+    ``timeout`` is in seconds; None if it waits for the clients. The operators who asked for it were connected to the
     earlier daemon and get no answer.
     """
     daemon.quitting = Quit(by_operator=True, timeout=timeout)

@@ -89,7 +89,7 @@ def begin(
 def evict(daemon: Daemon, session: int, clients: Sequence[Client], answer: Answer) -> Iterator[do.Instruction]:
     """End the contexts of clients whose namespace or SM partition was deleted, process by process.
 
-    ``session`` gets the answer when the last process is done, or immediately if there is none; 0: nobody waits.
+    ``session`` gets the answer when the last process is done, or immediately if there is none; 0 if nobody waits.
     """
     ids = {client.id for client in clients}
     processes: dict[tuple[int, int], list[int]] = {}

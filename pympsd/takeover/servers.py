@@ -160,7 +160,7 @@ class PendingServer:
     """An event that is set when the server has reported, or when it cannot report any more."""
     _link: trio.socket.SocketType | None = field(default=None, init=False)
     _serving: trio.Event | None = field(default=None, init=False)
-    """An event that is set at the end of the server's session; None: the session has not begun."""
+    """An event that is set at the end of the server's session; None if the session has not begun."""
 
     async def watch(self, dispatcher: Dispatcher) -> None:
         """Wait for the server's process to end, and clean up after it."""
@@ -318,7 +318,7 @@ def _compare_devices(dispatcher: Dispatcher, saved: SavedState) -> OtherDevices 
 
 
 def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:
-    """Return why this daemon cannot take over the servers of the previous one; empty: it can."""
+    """Return why this daemon cannot take over the servers of the previous one; empty if it can."""
     if saved.backend != dispatcher.settings.backend:
         return f"the backend of this daemon is {dispatcher.settings.backend}, not {saved.backend}"
     is_other = _compare_devices(dispatcher, saved) is not None and saved.backend != "vendor"

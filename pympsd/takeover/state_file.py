@@ -63,7 +63,7 @@ class SavedState:
     """The PID and the start time of the daemon that wrote the file."""
     backend: str = ""
     trace: str = ""
-    """The path of the trace that the daemon writes; empty: it writes none."""
+    """The path of the trace that the daemon writes; empty if it writes none."""
     log_folders: tuple[MadeFolder, ...] = ()
     """The folders that the daemon, or the one before it, has made for the logs of servers."""
 
@@ -128,7 +128,7 @@ def directories_left(folder: str) -> set[tuple[str, ...]]:
 
 
 def trace_left(folder: str) -> str:
-    """Return the path of the trace that a daemon writes, or wrote when it ended; empty: it wrote none."""
+    """Return the path of the trace that a daemon writes, or wrote when it ended; empty if it wrote none."""
     saved = _read_left(folder)
     return saved.trace if saved is not None else ""
 
@@ -268,7 +268,7 @@ class StateFile:
     """A function that returns whether another daemon has taken the folder."""
     backend: str = ""
     trace: Callable[[], str] = lambda: ""
-    """A function that returns the path of the trace that the daemon writes; empty: it writes none."""
+    """A function that returns the path of the trace that the daemon writes; empty if it writes none."""
     log_folders: Callable[[], tuple[MadeFolder, ...]] = tuple
     """A function that returns the folders made for the logs of servers."""
     _written: tuple[PersistentState, str, tuple[MadeFolder, ...]] | None = None

@@ -15,7 +15,7 @@ def clients_only(server: str) -> str:
     """Return the refusal of commands at a socket that is for clients only.
 
     Args:
-        server: The server whose socket it is; empty: the daemon's own.
+        server: The server whose socket it is; empty means the daemon's own.
     """
     return CLIENTS_ONLY if server else CLIENTS_ONLY_AT_CONTROL
 

@@ -72,7 +72,7 @@ class DeviceProperties:
     driver: int = DRIVER
     """The branch of the driver whose versions, number of client contexts and commands are the device's."""
     sm_chunks: tuple[int, int] | None = None
-    """The chunks of SMs for static partitions: their number, and the SMs in each; None: by compute capability."""
+    """The number of chunks of SMs for static partitions, and the SMs in each; None: by compute capability."""
     sm_chunks_2: tuple[int, int] | None = None
     """The chunks of protocol 2, in the same form; the SMs in each are a multiple of those in a chunk of
     ``sm_chunks``."""
@@ -163,7 +163,7 @@ class DeviceUse:
     left: int = 0
     """The bytes that exited clients still hold because their kernels are still running."""
     utilization: int | None = None
-    """The percentage of the last sample period (at most 1 s) in which kernels ran; None: it is not counted."""
+    """The percentage of the last sample period (at most 1 s) in which kernels ran; None if it is not counted."""
 
     def is_possible(self, memory_bytes: int) -> bool:
         """Return whether a device with ``memory_bytes`` of memory can be used as reported; servers are not trusted.

@@ -49,7 +49,7 @@ V = TypeVar("V")
 
 @frozen
 class Limits:
-    """The limits that one place states, or a change of them; None: not stated.
+    """The limits that one place states, or a change of them; None if they are not stated.
 
     The names are those of the state file and of messages.
     """
@@ -62,7 +62,7 @@ class Limits:
     total_memory: dict[int, PinnedMemory] | None = None
     """The bytes that all clients together may hold, by device ordinal; a device without an entry has no limit."""
     sm_partition: str | None = None
-    """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
+    """The static SM partition that each client gets, by name; empty if clients name theirs themselves."""
 
     def overlay(self, change: Limits) -> Limits:
         """Return these limits, with the limits that a change states in place of the old ones."""
@@ -84,7 +84,7 @@ class ClientLimits:
     """The limits that ``own`` never exceeds: the maxima of the client's server, and the limits of the client's
     rule."""
     devices: tuple[int, ...] | None = None
-    """The ordinals of the devices that the client may see, in the client's order; None: all devices."""
+    """The ordinals of the devices that the client may see, in the client's order; None means all devices."""
     namespace: str = ""
     partitions: dict[int, ChosenPartition] = field(factory=dict)
     """The client's part of each device in static use, by device ordinal."""
@@ -127,7 +127,7 @@ def percentages(value: float) -> dict[int, ThreadPercentage]:
 
 
 def find_on_device(values: Mapping[int, V] | None, index: int) -> V | None:
-    """Return the entry of a limit by device that holds for a device; None: it has no limit there."""
+    """Return the entry of a limit by device that holds for a device; None if it has no limit there."""
     return None if values is None else values.get(index, values.get(ALL_DEVICES))
 
 
@@ -148,7 +148,7 @@ def count_bytes(memory: Mapping[int, PinnedMemory] | None) -> dict[int, int]:
 
 
 def lowest(limits: Iterable[Mapping[int, V] | None]) -> dict[int, V] | None:
-    """Return the lowest entry for each device of several limits by device; None: there is none."""
+    """Return the lowest entry for each device of several limits by device; None if there is none."""
     present = [limit for limit in limits if limit is not None]
     if not present:
         return None
@@ -200,7 +200,7 @@ class LimitRow:
     types: tuple[type, ...] = (str,)
     """The types of its value in a configuration file."""
     driver_lacks: Callable[[Any], str] = lambda _: ""
-    """A function that returns why a value is not possible with the driver's own server; empty: it is possible."""
+    """A function that returns why a value is not possible with the driver's own server; empty if it is possible."""
 
     @property
     def key(self) -> str:

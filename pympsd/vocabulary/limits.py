@@ -103,14 +103,14 @@ class Quota:
     """The number of SMs. With 0, or the number that the device has, the context may use all and counts as the user of
     none."""
     memory_bytes: int
-    """The limit of the client process, shared by all its contexts, the overhead of each included; 0: none.
+    """The limit of the client process, shared by all its contexts, the overhead of each included; 0 means none.
 
     The value of the process's first context applies as long as the process has contexts.
     """
     priority: int
     """The level of the client's priority: 0 normal, 1 below normal."""
     chunks: tuple[int, ...] = ()
-    """The chunks of SMs (`pympsd.vocabulary.partitions`) on which the context runs, and no others; empty: on any."""
+    """The chunks of SMs (`pympsd.vocabulary.partitions`) on which alone the context runs; empty means any."""
     groups: tuple[MemoryGroup, ...] = ()
     """Limits that hold for the client together with others, as ``memory_bytes`` for itself."""
     audited: bool = False

@@ -1,7 +1,7 @@
 """The number of blocks that one multiprocessor holds, for placement and for the clients' occupancy functions.
 
-By CUDA's occupancy calculation: blocks, threads in whole warps, shared memory in whole granules including the part
-that the system reserves for each block, and registers on real devices: an emulated device has no register file, and
+CUDA's occupancy calculation counts blocks, threads in whole warps, shared memory in whole granules including the part
+that the system reserves for each block, and, on real devices, registers. An emulated device has no register file, and
 NUM_REGS is an estimate there. Source: CUDA C++ Programming Guide, Compute Capabilities, technical specifications;
 cuda_occupancy.h for the allocation of registers.
 """
@@ -85,7 +85,7 @@ def blocks_per_multiprocessor(
 ) -> int:
     """Return the number of blocks of ``threads`` threads and ``shared_bytes`` that one multiprocessor holds.
 
-    ``warp_registers``: the registers that each warp takes; 0: registers do not limit.
+    ``warp_registers``: the registers that each warp takes; 0 if registers do not limit.
     """
     blocks, room, memory = multiprocessor_capacity(attributes)
     _, cost, block_bytes = block_cost(attributes, threads, shared_bytes)

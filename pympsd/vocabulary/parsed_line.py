@@ -21,13 +21,13 @@ class ParsedLine:
     """The line without blanks at its ends, up to a NUL; bytes that are not UTF-8 are surrogates."""
     words: tuple[str, ...]
     command: str = ""
-    """The name of the command, in the table of all commands; empty: neither protocol has it."""
+    """The name of the command, in the table of all commands; empty if neither protocol has it."""
     protocol: int = 2
     """The protocol of the daemon that got the line."""
     asks_servers: bool = False
     """True if the answer depends on the servers' state."""
     server_pid: int | None = None
-    """The PID of the only server that ``asks_servers`` concerns; None: all."""
+    """The PID of the only server that ``asks_servers`` concerns; None means all."""
     process: int | None = None
     """The PID of the process that the line asks about, which need not be a client."""
     asks_cgroups: bool = False

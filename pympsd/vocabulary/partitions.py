@@ -49,7 +49,7 @@ class ChosenPartition:
     name: str = ""
     chunks: tuple[int, ...] = ()
     problem: str = ""
-    """The reason why the client gets no context; empty: it gets one."""
+    """The reason why the client gets no context; empty if it gets one."""
     has_executor: bool = False
     """True if the partition has an executor of its own, if clients of one executor share an address space."""
 
@@ -62,7 +62,7 @@ def chunk_size(device: DeviceProperties) -> int:
 
 
 def chunk_count(device: DeviceProperties) -> int:
-    """Return the number of chunks of a device; 0: it has no static partitions."""
+    """Return the number of chunks of a device; 0 if it has no static partitions."""
     if device.compute_capability < MIN_CAPABILITY:
         return 0
     return device.multiprocessors // chunk_size(device) if device.sm_chunks is None else device.sm_chunks[0]

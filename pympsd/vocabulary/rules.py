@@ -1,7 +1,8 @@
 """Limits by rule: the conditions that a rule tests, and the test whether a client's process meets them.
 
-The first rule that a process fits holds for it. A user can give any name to a program, and make any cgroup below that
-of the user's own service manager, but cannot leave its user, its groups, and the cgroup that root has put it into.
+The first rule whose conditions a process meets applies to it. A user can give any name to a program, and make any
+cgroup below that of the user's own service manager, but a process cannot leave its user, its groups, and the cgroup
+that root has put it into.
 """
 
 import re
@@ -32,7 +33,7 @@ class Unknown(InputError):
 
 @frozen
 class Origin:
-    """The properties of a process that rules test. None: the daemon cannot see the property."""
+    """The properties of a process that rules test. None if the daemon cannot see the property."""
 
     uid: int
     groups: tuple[int, ...] = ()
@@ -132,9 +133,7 @@ def _executables(origin: Origin) -> tuple[str, ...]:
 
 
 def _trustworthy_parts(origin: Origin) -> Iterator[str]:
-    """Yield the parts of the cgroups' paths, down to a user's own service manager. The user controls everything below
-    that.
-    """
+    """Yield the parts of the cgroups' paths, down to a user's own service manager; below it, the user decides."""
     for path in _cgroups(origin):
         parts = path.strip("/").split("/")
         yield from takewhile(lambda part: not _USERS_MANAGER.fullmatch(part), parts)

@@ -46,11 +46,11 @@ class Settings:
     memory_limits: str = ""
     """The text of the variable (``0=1G,GPU-...=512MB``), because the devices are not known here."""
     overtaking_seconds: float = 30.0
-    """The seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
+    """The seconds for which new clients of the active user may overtake a waiting user; 0 if they never may."""
     vendor_server: str = ""
-    """The path of the driver's server, for the vendor backend; empty: the first on PATH that is not pympsd's."""
+    """The path of the driver's server, for the vendor backend; empty means the first on PATH that is not pympsd's."""
     driver: int = 0
-    """The requested branch of the driver; 0: the branch of the machine's driver."""
+    """The requested branch of the driver; 0 means the branch of the machine's driver."""
     users: str = variables.USERS[0]
     unmapped_users: str = variables.UNMAPPED_USERS[0]
     user_shares: dict[str, int] = field(factory=dict)
@@ -121,7 +121,7 @@ def read_tier(environment: Mapping[str, str]) -> str:
 
 
 def read_kernel_threads(environment: Mapping[str, str]) -> int:
-    """Return the maximum number of threads that run one kernel; 0: one for each processor (PYMPSD_KERNEL_THREADS).
+    """Return the maximum number of threads that run one kernel; 0 means one per processor (PYMPSD_KERNEL_THREADS).
 
     Raises:
         BadSetting: The value is not a number in the allowed range.

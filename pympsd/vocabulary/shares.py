@@ -69,11 +69,11 @@ class SharedResource:
     unit: str = field(default=Factory(lambda self: self.name, takes_self=True))
     """The unit of the values, in the plural."""
     part: int = 0
-    """The default share is at most this part of the total: 4 is a quarter; 0: it does not depend on the total."""
+    """The default share is at most this part of the total: 4 is a quarter; 0 if it is independent of the total."""
     total: int = 0
-    """The bound of all users together; 0: none, or `of_descriptors` states it."""
+    """The bound of all users together; 0 if there is none, or `of_descriptors` states it."""
     of_descriptors: int = 0
-    """The total as eighths of the daemon's RLIMIT_NOFILE; 0: the total does not depend on it."""
+    """The total as eighths of the daemon's RLIMIT_NOFILE; 0 if the total does not depend on it."""
     root_reserve: int = 0
     """The eighths of the total that other users leave for root."""
     own_reserve: int = 0
@@ -82,7 +82,7 @@ class SharedResource:
     """True if the resource exists in protocol 3 only, as named servers do."""
 
     def total_of(self, descriptors: int) -> int:
-        """Return how much all users together may have; 0: there is no bound.
+        """Return how much all users together may have; 0 if there is no bound.
 
         Args:
             descriptors: The daemon's limit of open files; some totals are a part of it.
@@ -189,7 +189,7 @@ class Shares:
         return max(resource.minimum, min(resource.share, largest))
 
     def total(self, resource: SharedResource) -> int:
-        """Return how much of a resource all users together may have; 0: there is no bound."""
+        """Return how much of a resource all users together may have; 0 if there is no bound."""
         return resource.total_of(self.descriptors)
 
     def count_for_users(self, resource: SharedResource, *, own: bool = True) -> int:

@@ -54,7 +54,7 @@ def read_percentage(text: str) -> ThreadPercentage:
 
 
 def read_memory(text: str) -> PinnedMemory | None:
-    """Read a limit of device memory, such as ``4G``, ``512M`` or ``1024K``; None: no limit.
+    """Read a limit of device memory, such as ``4G``, ``512M`` or ``1024K``; None means no limit.
 
     >>> read_memory("4G").value == 4 << 30
     True

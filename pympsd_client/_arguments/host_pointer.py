@@ -36,7 +36,7 @@ _release.argtypes = (ctypes.POINTER(_Buffer),)
 
 
 class HostMemory:
-    """``size`` bytes (None: unknown) at ``address``; a buffer stays open during the ``with`` block.
+    """``size`` bytes (None if unknown) at ``address``; a buffer stays open during the ``with`` block.
 
     Accepts the same values as cuda.bindings for a ``void *``: an int, None (0), an object with a buffer, or with
     __int__. A one-element array is a buffer here; cuda.bindings treats it as a number. Raise TypeError for anything

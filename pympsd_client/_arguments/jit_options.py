@@ -53,7 +53,7 @@ class JitOptions:
     info: _Log
     error: _Log
     max_registers: int = 0
-    """The maximum number of registers of a thread; 0: no limit."""
+    """The maximum number of registers of a thread; 0 means no limit."""
 
     def write(self, error: str, info: str = "") -> None:
         """Write the error log (empty on success) and the info log."""

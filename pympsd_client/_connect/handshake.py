@@ -138,7 +138,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
             raise CudaError(message.code, message.reason)
         if isinstance(message, SessionWelcome) and len(message.ordinals) == len(message.devices):
             return message
-        reason = f"it sent {type(message).__name__} instead of its welcome"
+        reason = f"received {type(message).__name__} instead of the welcome"
     except ConversationEnded as error:
         reason = f"{error}; the reason may be in server.log"
     server.close()
@@ -193,7 +193,7 @@ def _ask_for_proof(daemon: Conversation, what: str) -> bool:
                 _warn(f"{what} to prove whose it is: it is stopped", _FRAMES + 1)
             return proof.receive() is True
     except OSError as error:
-        raise ConversationEnded(f"it is gone: {error.strerror}") from None
+        raise ConversationEnded(f"the connection is lost: {error.strerror}") from None
 
 
 def _hello(environment: Mapping[str, str]) -> ClientHello:

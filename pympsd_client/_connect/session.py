@@ -63,7 +63,7 @@ class Conversation:
             # MSG_NOSIGNAL, because SIGPIPE would kill a native program, which does not ignore it.
             self.socket.sendall(messages.encode(message), socket.MSG_NOSIGNAL)
         except OSError as error:
-            raise ConversationEnded(f"it does not accept messages: {error.strerror}") from None
+            raise ConversationEnded(f"messages cannot be sent: {error.strerror}") from None
 
     def receive(self, timeout: float | None = None) -> tuple[Any, tuple[int, ...]]:
         """Return the next message and its descriptors, which the caller owns; wait ``timeout`` seconds at most.
@@ -80,7 +80,7 @@ class Conversation:
             return messages.decode(frame), frame.fds
         except RemoteError as error:
             close_all(frame.fds)
-            raise ConversationEnded(f"it sent {error}") from None
+            raise ConversationEnded(f"received {error}") from None
 
     def wait(self, timeout: float | None) -> None:
         """Wait until there is something to read; raise TimeoutError after ``timeout`` seconds."""
@@ -94,13 +94,13 @@ class Conversation:
         try:
             data, fds, lost = _receive(self.socket)
         except OSError as error:
-            raise ConversationEnded(f"it is gone: {error.strerror}") from None
+            raise ConversationEnded(f"the connection is lost: {error.strerror}") from None
         if not data:
-            raise ConversationEnded("it closed the conversation")
+            raise ConversationEnded("the conversation was closed")
         try:
             self._frames.extend(self._reader.feed(data, fds, lost))
         except RemoteError as error:
-            raise ConversationEnded(f"it sent {error}") from None
+            raise ConversationEnded(f"received {error}") from None
 
     @property
     def is_over(self) -> bool:
@@ -208,7 +208,7 @@ class Session:
             request = messages.OpenContext(number, device.number, flags, percentage, affinity, partition, by_device)
             answer = self._ask(request, number)
             if not isinstance(answer, messages.ContextOpened):
-                raise self._end_session(f"it sent {type(answer).__name__} instead of ContextOpened")
+                raise self._end_session(f"received {type(answer).__name__} instead of ContextOpened")
             transport = self._transports.get(device.ordinal)
             if transport is None:
                 raise self._end_session("it opened a context without a command stream")
@@ -230,7 +230,7 @@ class Session:
             number = self._number()
             answer = self._ask(messages.CloseContext(request=number, context=context_id), number)
             if not isinstance(answer, messages.ContextClosed):
-                raise self._end_session(f"it sent {type(answer).__name__} instead of ContextClosed")
+                raise self._end_session(f"received {type(answer).__name__} instead of ContextClosed")
 
     def _ask(self, request: object, number: int) -> Any:
         """Send a request with this number and return its answer.
@@ -264,7 +264,7 @@ class Session:
         if not isinstance(answer, messages.ContextOpened) or device is None or len(fds) != 2:
             close_all(fds)
             raise ConversationEnded(
-                f"it sent {type(answer).__name__} with {len(fds)} descriptors that belong to nothing"
+                f"received {type(answer).__name__} with {len(fds)} descriptors that belong to nothing"
             )
         self._transports[device.ordinal] = open_stream(
             fds, answer.shared_bytes, self._stream_ended, answer.ring_bytes
@@ -277,7 +277,7 @@ class Session:
     def _stream_ended(self, reason: str) -> CudaError:
         """Return why an executor has ended: its server has ended, or else its device has had a fatal fault."""
         if self._conversation.ends_within(SERVER_END_S):
-            return self._end_session("it has ended")
+            return self._end_session("the session has ended")
         return CudaError(Result.ERROR_LAUNCH_FAILED, f"a fatal GPU fault: {reason}")
 
     def _end_session(self, reason: str) -> CudaError:
@@ -311,7 +311,7 @@ class Session:
     def check(self) -> None:
         """Raise MPS_RPC_FAILURE if the server has gone; this process cannot connect to another one."""
         if self._lost is None and self._conversation.is_over:
-            self._end_session("it has ended")
+            self._end_session("the session has ended")
         if self._lost is not None:
             raise self._lost.copy()
 

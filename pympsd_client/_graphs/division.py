@@ -1,7 +1,7 @@
 """Division of graphs into parts, each of which runs in one context.
 
 **The problem.** The nodes of a graph may belong to several contexts, also of several devices. An executor runs the
-items of one device, and knows nothing of other executors.
+items of one device, and has no access to other executors.
 
 **The idea.** Each node gets a stage. A node has the latest stage of the nodes that it depends on, or the stage after
 that for a dependency in another context. The nodes of one stage in one context are a part. Within a part the executor

@@ -101,7 +101,7 @@ when_closed: Final[list[Callable[[Context], None]]] = []
 when_opened: Final[list[Callable[[Context], None]]] = []
 """Functions that are called with each context that has just been opened."""
 before_waiting: Final[list[Callable[[Context, int | None], Callable[[bool], None] | None]]] = []
-"""Functions that are called before a call waits for a stream of a context (None: for all its streams).
+"""Functions that are called before a call waits for a stream of a context (None means all its streams).
 
 A function may return another, which is called after the wait, with True if the wait was successful.
 """
@@ -109,7 +109,7 @@ A function may return another, which is called after the wait, with True if the 
 
 @contextmanager
 def enclose_wait(context: Context, stream: int | None) -> Iterator[None]:
-    """Enclose a call that waits for a stream of a context (None: for all of its streams).
+    """Enclose a call that waits for a stream of a context (None means all its streams).
 
     After a successful wait, memory pools let other streams use the memory that was freed in it. If the block raises,
     they do not.
@@ -379,7 +379,7 @@ def current() -> Context:
 
 
 def require_context(handle: int = 0) -> Context:
-    """Return the context of a handle (0: the current one) if it can be used.
+    """Return the context of a handle (0 means the current one) if it can be used.
 
     Raise INVALID_CONTEXT, or the context's sticky error.
     """

@@ -99,7 +99,7 @@ class _Link:
     inputs: list[tuple[int, bytes, bytes]] = field(factory=list)
     """Each input's type, data and name; a library's data is empty."""
     code: bytes | None = None
-    """The result of a request for machine code; None: nvJitLink's own output."""
+    """The result of a request for machine code; None means nvJitLink's own output."""
 
 
 def _read_file(path: bytes) -> bytes:
@@ -150,7 +150,7 @@ class Compilers:
     def __init__(self, original: Callable[..., Any]) -> None:
         self._original: Final = original
         self._programs: Final[dict[int, int]] = {}
-        """NVRTC's programs whose code is PTX, and their maximum number of registers per thread (0: no limit)."""
+        """NVRTC's programs whose code is PTX, and their maximum number of registers per thread (0 means no limit)."""
         self._links: Final[dict[int, _Link]] = {}
         self._functions: Final[dict[str, Callable[..., int]]] = {
             "nvFatbinAddCubin": self._add_code,

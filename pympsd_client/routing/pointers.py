@@ -41,7 +41,7 @@ class PointerModule:
     result: str
     """The type that the functions return; functions that return another type are not replaced."""
     only: frozenset[str] | None = None
-    """The functions that are replaced; None: all functions, except those in ``unless``."""
+    """The functions that are replaced; None means all functions, except those in ``unless``."""
     unless: frozenset[str] = frozenset()
     """The functions that are not replaced."""
 

@@ -3,7 +3,7 @@
 A server begins by checking and registering its devices (initializing), and serves clients until it ends. Three things
 interrupt that:
 
-- a fatal fault (fault): new clients of the same devices are refused until the clients that the fault reached have
+- a fatal fault (fault): new clients of the same devices are refused until the clients that the fault affected have
   exited and their executors are replaced; then the server serves again;
 - a request to leave (leaving): the server ends with its last client. It continues to contain faults, but does not
   report them, because it does not get new clients;

@@ -22,7 +22,8 @@ def refusals(
     """Return the reasons why a server cannot start, as sentences; none if it can.
 
     ``system``: the system's name as uname reports it; ``devices``: the devices in CUDA_VISIBLE_DEVICES, without those
-    before Volta if any is newer; ``used``: the ordinals of the devices to check, which clients may use (None: all).
+    before Volta if any is newer; ``used``: the ordinals of the devices to check, those that
+    clients may use (None for all).
     """
     checked = [(ordinal, device) for ordinal, device in enumerate(devices) if used is None or ordinal in used]
     if not is_platform_supported(system, pointer_bits):
@@ -72,7 +73,7 @@ class DeviceHolder:
         if not self.name:
             return ""
         directory = f", CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}" if self.pipe_directory else ""
-        end = ", which was removed: it ends with its last client" if self.is_abandoned else ""
+        end = ", which was removed; it ends with its last client" if self.is_abandoned else ""
         return f" ({self.name} of user {self.uid}{directory}{end})"
 
 
@@ -108,7 +109,9 @@ def _unfit(ordinal: int, device: DeviceProperties) -> list[str]:
     # For a missing attribute, use CUDA's value for a 64-bit program.
     unfit = []
     if not device.attributes.get("UNIFIED_ADDRESSING", 1):
-        unfit.append(f"MPS is only supported with unified addressing, which {_object(ordinal, device)} has not.")
+        unfit.append(
+            f"MPS is only supported with unified addressing, which {_object(ordinal, device)} does not support."
+        )
     if device.attributes.get("COMPUTE_MODE") == PROHIBITED:
         unfit.append(
             f"MPS cannot use {_object(ordinal, device)}: it is in compute mode PROHIBITED. Set another, or leave it "

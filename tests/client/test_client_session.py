@@ -343,7 +343,7 @@ def test_a_refusal_is_what_cuinit_returns(
 @pytest.mark.parametrize(
     ("handshake", "reason"),
     [
-        (lambda daemon, peer: peer.socket.shutdown(socket.SHUT_RDWR), "closed the conversation"),
+        (lambda daemon, peer: peer.socket.shutdown(socket.SHUT_RDWR), "conversation was closed"),
         (lambda daemon, peer: peer.socket.sendall(b"\xff" * 64), "over the maximum"),
         (lambda daemon, peer: peer.socket.sendall(b"\x00\x00\x00\x00\xff\xff\x00\x00"), "unknown message kind"),
         (lambda daemon, peer: peer.send(ContextClosed(1)), "answered with ContextClosed"),
@@ -367,7 +367,7 @@ def test_a_daemon_that_ends_without_an_answer_gets_no_second_request(
     daemon.start()
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.directory))
     assert cuda.cuInit(0) == (cuda.CUresult(CONNECTION_FAILED),)
-    assert "it closed the conversation; the reason may be in control.log" in last_error()
+    assert "the conversation was closed; the reason may be in control.log" in last_error()
     listener = daemon.sockets[0]
     listener.setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -422,7 +422,7 @@ def test_a_server_that_does_not_welcome_is_not_connected_to(daemon: FakeDaemon) 
 
     daemon.handshake = grant_and_leave
     daemon.start()
-    with pytest.raises(CudaError, match="the MPS server: it closed") as caught:
+    with pytest.raises(CudaError, match="the MPS server: the conversation was closed") as caught:
         request_session(connect(daemon), daemon.environment)
     assert caught.value.code == CONNECTION_FAILED
 

@@ -86,7 +86,7 @@ def test_a_server_without_daemon_and_directory_ends_with_its_last_client(exclusi
     shutil.rmtree(first.directory / "pipe")
     if has_client:
         get_refusal(exclusive.client(second))
-        directory = f"CUDA_MPS_PIPE_DIRECTORY={first.directory}/pipe, which was removed: it ends with its last client"
+        directory = f"CUDA_MPS_PIPE_DIRECTORY={first.directory}/pipe, which was removed; it ends with its last client"
         assert f"process {holder} uses it (pympsd-server of user {os.getuid()}, {directory})" in failure(second)
         client.end()
     wait_until(lambda: not alive(holder), "the end of the server that no daemon can find")

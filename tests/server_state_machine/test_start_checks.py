@@ -65,8 +65,9 @@ def test_a_device_below_3_5_is_refused_and_named(capabilities: list[tuple[int, i
 
 def test_a_device_without_unified_addressing_is_refused() -> None:
     (plain,) = parse_toml("[[device]]\nunified_addressing = false")
+    name = f"device 1 (NVIDIA H200, {plain.uuid})"
     assert refusals(*LINUX, (H200, plain)) == (
-        f"MPS is only supported with unified addressing, which device 1 (NVIDIA H200, {plain.uuid}) has not.",
+        f"MPS is only supported with unified addressing, which {name} does not support.",
     )
 
 
@@ -114,7 +115,7 @@ def test_an_exclusive_device_in_use_is_named_with_its_process() -> None:
         (("x", 7, "/p"), " (x of user 7, CUDA_MPS_PIPE_DIRECTORY=/p)"),
         (
             ("x", 7, "/p", True),
-            " (x of user 7, CUDA_MPS_PIPE_DIRECTORY=/p, which was removed: it ends with its last client)",
+            " (x of user 7, CUDA_MPS_PIPE_DIRECTORY=/p, which was removed; it ends with its last client)",
         ),
     ],
 )

@@ -45,8 +45,7 @@ def holders(lock: str) -> list[Holder]:
 
 
 def are_foreign(holding: list[Holder], control: str) -> bool:
-    """Return whether a lock's holders cannot be a daemon, because they belong to other users and none of them
-    listens.
+    """Return whether a lock's holders cannot be a daemon: none listens, and all belong to other users.
 
     Wait up to STARTING_SECONDS, because another user's daemon may just be starting.
     """

@@ -164,7 +164,7 @@ class PipeDirectory:
                 os.close(fd)
 
     def mark_named_servers(self, has_named_servers: bool) -> None:
-        """Create or remove the file that tells clients that named servers exist. Raise Unusable."""
+        """Create or remove the file from which clients learn that named servers exist. Raise Unusable."""
         path = self.name(files.NAMED_SERVERS)
         if has_named_servers:
             try:

@@ -1,4 +1,4 @@
-"""Read what the kernel knows of any process: its state, its start time, whether it has ended."""
+"""Read the kernel's record of any process: its state, its start time, and whether the process has ended."""
 
 import os
 import select

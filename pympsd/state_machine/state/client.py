@@ -26,18 +26,18 @@ class ClientProcess:
     """The PID, the user and the groups of the process, as the kernel reports them for the connection."""
     command: str
     pid_namespace: int = 0
-    """The inode of the process's PID namespace; 0: unknown."""
+    """The inode of the process's PID namespace; 0 if it is unknown."""
     namespace: str = ""
     """The MPS namespace whose socket the client used (protocol 3 only); empty: ``default``."""
     number: int = 0
-    """A number that no other process has, which distinguishes those with PID 0; 0: unknown."""
+    """A number that no other process has, which distinguishes those with PID 0; 0 if it is unknown."""
     container_pid: int = 0
-    """The PID in the process's own PID namespace; 0: the process has no other PID, or the daemon cannot see it."""
+    """The PID in the process's own PID namespace; 0 if the process has no other PID, or the daemon cannot see it."""
     since: float = 0.0
-    """The time at which the client connected, in seconds since 1970; 0: unknown, an earlier daemon admitted the
-    client."""
+    """The time at which the client connected, in seconds since 1970; 0 if it is unknown, because an earlier
+    daemon admitted the client."""
     origin: Origin | None = None
-    """The properties that rules and limits of cgroups examine; None: this daemon did not need these properties."""
+    """The properties that rules and limits of cgroups examine; None if this daemon did not need these properties."""
     kernel_limits: CgroupLimits = field(factory=dict)
     """The limits that the kernel sets for the process's cgroup and the cgroups above."""
 

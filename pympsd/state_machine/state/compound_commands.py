@@ -62,13 +62,13 @@ class Configuration:
     applied: str = ""
     """The time at which the file was applied, in ISO 8601."""
     command: CompoundCommand | None = None
-    """The command with the file's changes, pending or done; None: an earlier daemon began them."""
+    """The command with the file's changes, pending or done; None if an earlier daemon began them."""
     refused: int = 0
     """The number of changes that were refused, if an earlier daemon applied the file."""
     starts: bool = False
     """True while the daemon starts and has not applied its file yet."""
     text: bytes | None = field(default=None, repr=False)
-    """The content of the file; None: no file was applied, or an earlier version of pympsd applied it."""
+    """The content of the file; None if no file was applied, or an earlier version of pympsd applied it."""
     plan: tuple[object, object] | None = field(default=None, eq=False, repr=False)
     """The last result of reading ``text``: the context and the plan (see `pympsd.configuration.in_force`)."""
 

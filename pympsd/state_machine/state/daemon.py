@@ -74,10 +74,10 @@ class ProcessLimits:
     """Limits that follow from a client's process, for clients that come later: by rule and by cgroup."""
 
     rules: tuple[Rule, ...] | None = None
-    """The rules in the order in which they are tested; None: there have never been any."""
+    """The rules in the order in which they are tested; None if there have never been any."""
     cgroups: CgroupLimits = field(factory=dict)
     transient_cgroups: dict[str, bool] = field(factory=dict)
-    """The cgroups with limits that a command has set, which end with the cgroup; True: the cgroup has been seen."""
+    """The cgroups with limits that a command has set, which end with the cgroup; True if the cgroup has been seen."""
     accounts_cgroups: bool = True
     """Whether the limits of cgroups are enforced (the feature memacct)."""
     audits_memory: bool = False
@@ -95,7 +95,7 @@ class FailedStarts:
     """The id of the server that ended last, if it ended together with its clients; else 0. Its failure counts for
     a while, because the clients may connect again."""
     refusal: str = ""
-    """The reason why this user's clients are refused until the pause is over; empty: they are not refused."""
+    """The reason why this user's clients are refused until the pause is over; empty if they are not refused."""
 
 
 @frozen
@@ -107,7 +107,7 @@ class Termination:
     timeout: float
     """The seconds in which the server has to answer."""
     answer: Answer | None = None
-    """The answer that replaces the number printed by terminate_client when the termination is over; None: the
+    """The answer that replaces the number printed by terminate_client when the termination is over; None if the
     number."""
     pid: int = 0
     """The PID of the client that is terminated."""
@@ -141,10 +141,10 @@ class Quit:
     over: bool = False
     """True if Exit was issued, so that it is not issued a second time."""
     by_operator: bool = False
-    """True if an operator requested the quit, which the next daemon then continues; False: a signal to this daemon
+    """True if an operator requested the quit, which the next daemon then continues; False if a signal to this daemon
     only."""
     timeout: float | None = None
-    """The shortest time limit in seconds that an operator gave; None: the daemon waits for clients without a
+    """The shortest time limit in seconds that an operator gave; None if the daemon waits for clients without a
     limit."""
     changes_backend: bool = False
     """True if the daemon continues with another backend when its servers have ended, unless it is to end by then."""

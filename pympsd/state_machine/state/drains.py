@@ -92,7 +92,7 @@ class Drain:
     refuses: bool = False
     """True if new clients are refused; otherwise they wait."""
     timeout: float | None = None
-    """The seconds from the command to the time limit; None: the drain waits for running clients without a limit."""
+    """The seconds from the command to the time limit; None if the drain waits for running clients without a limit."""
     terminates: bool = True
     """True if running clients are terminated when the time limit is over; otherwise the drain has failed then."""
     releases: bool = False
@@ -110,7 +110,7 @@ class Drain:
     is_over: bool = False
     """True if the drain's result was reported: from then on the drain only holds new clients."""
     token: int = 0
-    """The id of the drain's pending termination; 0: none is pending."""
+    """The id of the drain's pending termination; 0 if none is pending."""
     terminating: tuple[int, ...] = ()
     """The ids of the clients that the pending termination ends."""
     waiters: list[Waiter] = field(factory=list)

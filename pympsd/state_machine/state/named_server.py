@@ -68,7 +68,7 @@ class NamedServer:
     """The user that the server runs as, and whose clients it accepts."""
     namespaces: dict[str, Namespace] = field(factory=lambda: {DEFAULT: Namespace(DEFAULT)})
     allowed_devices: tuple[int, ...] | None = None
-    """The ordinals of the server's devices, in the order in which its clients see them; None: all devices."""
+    """The ordinals of the server's devices, in the order in which its clients see them; None means all devices."""
     source: Source = Source.COMMAND
     failed: str = ""
     """The reason why the server could not start; empty if it has not failed."""

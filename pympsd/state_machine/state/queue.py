@@ -47,20 +47,20 @@ class QueueEntry:
     process: ClientProcess | None = None
     joins: bool = False
     last_to_overtake: int | None = None
-    """The last ticket that may still overtake this entry; None: all tickets may, until the entry's timer ends."""
+    """The last ticket that may still overtake this entry; None if all tickets may, until the entry's timer ends."""
     has_turn: bool = False
     """True if the server that the entry waits for was started for this entry."""
     server: str = field(default=Factory(lambda self: server_of_user(self.uid), takes_self=True))
     """The name of the server that the entry waits for."""
     rule: Limits | None = None
-    """The limits that rules set for the client; None: there are no rules."""
+    """The limits that rules set for the client; None if there are no rules."""
     sm_partition: str = ""
     """The value of the client's CUDA_MPS_SM_PARTITION."""
     connection: int = 0
     """The id of the client's connection, which stays the same if another daemon continues the connection; 0:
     unknown."""
     visible_devices: str | None = None
-    """The value of the client's CUDA_VISIBLE_DEVICES; None: it sees all devices, or the daemon cannot see which."""
+    """The value of the client's CUDA_VISIBLE_DEVICES; None if it sees all devices, or the daemon cannot see which."""
 
 
 @define

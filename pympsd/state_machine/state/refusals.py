@@ -29,7 +29,7 @@ class RefusedClient:
     """A refused client, as get_refusal_list lists it."""
 
     pid: int
-    """The client's PID; 0: not visible to the daemon."""
+    """The client's PID; 0 if it is not visible to the daemon."""
     uid: int
     at: float
     """The time of the refusal, in seconds since 1970."""
@@ -39,7 +39,7 @@ class RefusedClient:
     """The CUresult that the program gets."""
     reason: str
     run: str = ""
-    """The id of the run by pympsd-run that the process belongs to; empty: none."""
+    """The id of the run by pympsd-run that the process belongs to; empty if there is none."""
 
 
 @define

@@ -87,9 +87,9 @@ class Server:
     pending: bool = False
     """True if the server ran under the previous daemon and has not returned yet, so its clients are unknown."""
     start_refusal: str = ""
-    """The reason why the server cannot start, for which another try would be useless; empty: none is known."""
+    """The reason why the server cannot start, for which another try would be useless; empty if none is known."""
     violation: str = ""
-    """The unknown message that the driver's server sent; empty: it has sent none."""
+    """The unknown message that the driver's server sent; empty if it has sent none."""
     verified: bool = False
     """True if a client of the server has made a context or disconnected cleanly, or the server's trial period is
     over."""

@@ -90,6 +90,6 @@ class Turns:
     policy: TurnPolicy = field(factory=order)
     """The policy that chooses which of the waiting users is next."""
     overtaking_seconds: float = 30.0
-    """The seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
+    """The seconds for which new clients of the active user may overtake a waiting user; 0 if they never may."""
     counts: Counter[str] = field(factory=Counter)
     """The number of turns since this daemon began, by the name of a user's server."""

@@ -90,10 +90,10 @@ class KeeperLink:
     _process: KeeperProcess | None = None
     _held: dict[str, Entry] = field(factory=dict)
     _unsent: dict[str, bool] = field(factory=dict, init=False)
-    """The names whose latest state has not been sent, in order; True: the descriptor must be sent with the state."""
+    """The names whose latest state has not been sent, in order; True if it must be sent with the descriptor."""
     _has_unsent: trio.Event = field(factory=trio.Event, init=False)
     _caught_up: trio.Event | None = field(default=None, init=False)
-    """An event that is set when the link has taken everything; None: nothing is left to send."""
+    """An event that is set when the link has taken everything; None if nothing is left to send."""
     _requests: dict[str, _Request] = field(factory=dict, init=False)
     """The pending requests, by the name of the connection."""
     _ending: trio.Event = field(factory=trio.Event, init=False)
@@ -103,7 +103,7 @@ class KeeperLink:
     async def fetch(
         cls, directory: PipeDirectory, log: FilteringBoundLogger, seconds: float = FETCH_SECONDS
     ) -> tuple[KeeperLink, dict[str, Entry]] | None:
-        """Return the keeper of the previous daemon, and its entries in order; None: start another keeper.
+        """Return the keeper of the previous daemon, and its entries in order; None if another keeper must be started.
 
         The caller owns the descriptors, and drops the entries that it does not need. Only a keeper of this process's
         user is believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave

@@ -70,7 +70,7 @@ class ClientNote:
     terminated: tuple[int, ...] = ()
     """The ids of the client's contexts that an operator has terminated."""
     limits: LimitsInForce | None = None
-    """The client's limits; None: its daemon did not note them."""
+    """The client's limits; None if its daemon did not note them."""
 
 
 @frozen
@@ -83,5 +83,5 @@ class KeptFd(Generic[T]):
     is_new: bool = False
     """True if the descriptor is this daemon's own, not an earlier daemon's."""
     offered: tuple[int, int] | None = None
-    """The server's end and the client's end of a connection to a server that the client was offered; None: no
+    """The server's end and the client's end of a connection to a server that the client was offered; None if no
     offer."""

@@ -82,7 +82,7 @@ class Library:
             )
 
     def layout_on(self, device: VisibleDevice | None = None) -> ModuleLayout:
-        """Return the layout of the library's kernels and variables on a device (None: on any device).
+        """Return the layout of the library's kernels and variables on a device (None means any device).
 
         If no context has used the library yet, it is loaded into a usable context, or into a temporary one. Raise
         CudaError, for example INVALID_PTX.
@@ -95,7 +95,7 @@ class Library:
                 return self.module_in(context).layout
 
     def function_layout(self, index: int, device: VisibleDevice | None = None) -> FunctionLayout:
-        """Return the layout of a kernel on a device (None: on any device), loading it as `layout_on` does."""
+        """Return the layout of a kernel on a device (None means any device), loading it as `layout_on` does."""
         with self._loading:
             layout = self.layout_on(device).functions[index]
             if layout.is_loaded:
@@ -201,8 +201,8 @@ def kernel_of(handle: int) -> Kernel:
 def function_of(handle: int, context: Context | None = None) -> Function:
     """Return the loaded function of a handle, which may name a function or a library's kernel.
 
-    A library's kernel is looked up in ``context`` (None: the current one), and loaded there at its first use. Raise
-    INVALID_HANDLE, or INVALID_PTX and others if loading fails.
+    A library's kernel is looked up in ``context`` (None means the current one), and loaded there at its first use.
+    Raise INVALID_HANDLE, or INVALID_PTX and others if loading fails.
     """
     function = find_function(handle, context)
     function.load()
@@ -229,7 +229,7 @@ def new_library(image: bytes) -> Library:
 
 @contextmanager
 def _open_some_context(device: VisibleDevice | None) -> Iterator[Context]:
-    """Yield a usable context on a device (None: on any), opening one for the block if there is none.
+    """Yield a usable context on a device (None means any), opening one for the block if there is none.
 
     Raise CudaError.
     """

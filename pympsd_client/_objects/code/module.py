@@ -213,7 +213,7 @@ def _not_found(kind: str, name: str, items: dict[str, Any]) -> CudaError:
 
 
 def load(image: bytes, context: Context | None = None, library: int = 0) -> Module:
-    """Load an image into a context (None: the current one) and return the module.
+    """Load an image into a context (None means the current one) and return the module.
 
     ``library`` is the handle of the library that the image belongs to, or 0.
     Raise CudaError; the reason of ERROR_INVALID_PTX is the compiler's log.

@@ -94,7 +94,7 @@ class ImportedPool(Pool):
             return allocations.add(imported).handle
 
     def release(self, block: ImportedBlock, point: FreePoint | None) -> None:
-        """Undo one import of a block at a point (None: immediately); the last one drops the block."""
+        """Undo one import of a block at a point (None means immediately); the last one drops the block."""
         with self._importing:
             block.references -= 1
             if block.references:

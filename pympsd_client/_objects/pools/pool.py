@@ -270,7 +270,7 @@ class Pool:
         return error
 
     def free(self, block: Block, point: FreePoint | None) -> None:
-        """Free a block at a point of a stream (None: immediately).
+        """Free a block at a point of a stream (None means immediately).
 
         Later work of that stream may use the memory immediately, other streams when the point has passed. No effect
         if the block's context has been closed, which frees the memory.
@@ -300,7 +300,7 @@ class Pool:
     # --- events of streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
-        """Return a function to call after a wait for a stream (None: for all streams), or None if it is not needed.
+        """Return a function to call after a wait for a stream (None means all streams), or None if it is not needed.
 
         The function's argument ``done`` is whether the wait was successful. Memory that was freed in the stream is
         set aside before the wait. The function gives it back: to all streams if ``done``, else to its stream as

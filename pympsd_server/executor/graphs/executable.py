@@ -111,7 +111,7 @@ class ConditionalStep:
 class GraphStep:
     """One item of an executable graph.
 
-    ``act`` queues the item's work, or is a host function's number or a conditional node; None: it only joins others.
+    ``act`` queues the item's work, or is a host function's number or a conditional node; None if it only joins items.
     """
 
     act: Act | int | ConditionalStep | None

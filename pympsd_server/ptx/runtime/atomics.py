@@ -38,7 +38,7 @@ _PAIR = BITS_OF_TYPES["b128"]
 def name_step(function: str, type_name: str, flushes: bool | None = None) -> str:
     """Return the name of an atomic step, for `atomic`: the function, with the type if its arithmetic is of floats.
 
-    `flushes` is for f32: whether the step flushes subnormal numbers; None: only in global memory.
+    `flushes` is for f32: whether the step flushes subnormal numbers; None if only in global memory.
 
     >>> name_step("add", "u32"), name_step("min", "bf16x2"), name_step("add", "f32"), name_step("add", "f32", False)
     ('add', 'min_bf16x2', 'add_f32', 'add_noftz')

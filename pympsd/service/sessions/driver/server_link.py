@@ -20,7 +20,7 @@ T = TypeVar("T")
 @define
 class _Pending:
     """A question that was sent: the reader of its answer, and the expected size in bytes of the next
-    packet (0: any).
+    packet (0 means any).
     """
 
     reader: Reader[Any]

@@ -179,7 +179,9 @@ class IssueQueue:
         self._note_held()
 
     def _refuse_late(self, error: BackendError) -> None:
-        self.fault(Status(error.code, f"refused after a function of the client's had held it: {error.reason}"))
+        self.fault(
+            Status(error.code, f"refused after a host function of the client had delayed the work: {error.reason}")
+        )
 
     # --- the error that closes it
 

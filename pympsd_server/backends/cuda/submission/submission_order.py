@@ -69,7 +69,7 @@ class SubmissionOrder:
         return bool(self._tails)
 
     def find_predecessors(self, stream: OrderedStream | None) -> list[Step]:
-        """Return the last steps that new work in a stream (None: in all streams) comes after."""
+        """Return the last steps that new work in a stream (None means all streams) comes after."""
         tails = self._tails
         if stream is None:
             return list(tails.values())

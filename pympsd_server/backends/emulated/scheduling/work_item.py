@@ -311,7 +311,7 @@ class WorkOrder:
         return before
 
     def predecessors(self, stream: WorkStream | None) -> list[WorkItem]:
-        """Return the unfinished items that new work in a stream (None: all streams) comes after."""
+        """Return the unfinished items that new work in a stream (None means all streams) comes after."""
         if stream is None:
             tails: Iterable[WorkItem | None] = [busy.tail for busy in self._busy]
         elif stream is self.default_stream:

@@ -62,7 +62,7 @@ def choose_width(code: Code, block: tuple[int, int, int]) -> int:
 
 
 def threads_bound(code: Code, block: tuple[int, int, int]) -> int:
-    """Return the maximum number of threads in a row for which a kernel is compiled: a power of two; 0: any number."""
+    """Return the maximum number of threads in a row for which a kernel is compiled: a power of two, or 0 for any."""
     return 1 << (block[0] - 1).bit_length() if uses_turns(code.operations) else 0
 
 
