@@ -57,7 +57,9 @@ class Event:
 
 after_waiting_for_event: Final[list[Callable[[Context], None]]] = []
 """Functions that are called with a context after a call has waited for one of its events."""
-events: Final[HandleTable[Event]] = HandleTable("event", "destroyed, or never created", Kind.EVENT)
+events: Final[HandleTable[Event]] = HandleTable(
+    "event", "destroyed, or never created", Kind.EVENT, remembers_contexts=True
+)
 own_contexts.needed.append(lambda context: any(event.context is context for event in events.list_all()))
 
 

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Final, Generic, Protocol, TypeVar
 
+from pympsd.vocabulary.results import Result
 from pympsd.wire.records import OPERATIONS, Kind, Use
-from pympsd_client._arguments.errors import invalid_handle
+from pympsd_client._arguments.errors import CudaError, invalid_handle
 from pympsd_client._command_stream.operations import OperationLayout
 from pympsd_client._objects.context import Context, current, this_thread, when_closed
 
@@ -43,15 +44,21 @@ class HandleTable(Generic[T]):
     method, for callers that look up often and handle a missing object themselves.
     """
 
-    def __init__(self, noun: str, why_missing: str, kind: Kind | None = None) -> None:
+    def __init__(
+        self, noun: str, why_missing: str, kind: Kind | None = None, *, remembers_contexts: bool = False
+    ) -> None:
         """``noun`` and ``why_missing`` complete the error for a missing object; ``kind`` selects the operation that
-        destroys one.
+        destroys one. With ``remembers_contexts`` the table keeps the handles of objects that ended with their
+        contexts, whose error is another one.
         """
         self._noun: Final = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
         self._why_missing: Final = why_missing
         self._objects: Final[dict[int, T]] = {}
         self._destroy: Final = None if kind is None else _DESTROY[kind]
         self.get: Final = self._objects.get
+        self._remembers_contexts: Final = remembers_contexts
+        self._ended: Final[set[int]] = set()
+        """The handles of objects that ended with their contexts; handles are unique."""
         when_closed.append(self._drop)
 
     def add(self, owned: T) -> T:
@@ -63,10 +70,15 @@ class HandleTable(Generic[T]):
         """Return the object of a handle.
 
         Raise INVALID_HANDLE, which names the kind of object and the likely reason, even if no context is current (as
-        recorded on an H200); or the error of a current context that cannot be used, because that error explains more.
+        recorded on an H200); or the error of a current context that cannot be used, because that error explains more;
+        or CONTEXT_IS_DESTROYED for an object that ended with its context, if the table remembers these.
         """
         owned = self._objects.get(handle)
         if owned is None:
+            if handle in self._ended:
+                raise CudaError(
+                    Result.ERROR_CONTEXT_IS_DESTROYED, f"the context of {handle:#x}, {self._noun}, was destroyed"
+                )
             if this_thread.stack:
                 current().usable()
             raise invalid_handle(f"{handle:#x} is not {self._noun} of this process ({self._why_missing})")
@@ -118,3 +130,5 @@ class HandleTable(Generic[T]):
         for owned in self.list_all():
             if owned.context is context:
                 self.remove(owned.handle)
+                if self._remembers_contexts:
+                    self._ended.add(owned.handle)

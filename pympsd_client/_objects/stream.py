@@ -5,9 +5,8 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.results import Result
 from pympsd.wire.records import STREAM_LEGACY, Kind
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._objects.context import Context, current, enclose_wait, require_context, this_thread
@@ -29,27 +28,11 @@ class Stream:
     priority: int
 
 
-class _Streams(HandleTable[Stream]):
-    """The table of streams, which also has the handles of streams that ended with their contexts."""
-
-    def __init__(self) -> None:
-        super().__init__("stream", "destroyed, or never created", Kind.STREAM)
-        self._ended: Final[set[int]] = set()
-
-    def find(self, handle: int) -> Stream:
-        """Return the stream of a handle; raise INVALID_HANDLE, or as a GPU does CONTEXT_IS_DESTROYED."""
-        if handle in self._ended:
-            raise CudaError(Result.ERROR_CONTEXT_IS_DESTROYED, f"the context of stream {handle:#x} was destroyed")
-        return super().find(handle)
-
-    def _drop(self, context: Context) -> None:
-        self._ended.update(stream.handle for stream in self.list_all() if stream.context is context)
-        super()._drop(context)
-
-
 before_destroying: Final[list[Callable[[Context, int], None]]] = []
 """Functions that are called with the context and the handle of a stream that is about to be destroyed."""
-streams: Final = _Streams()
+streams: Final[HandleTable[Stream]] = HandleTable(
+    "stream", "destroyed, or never created", Kind.STREAM, remembers_contexts=True
+)
 
 
 def create(context: Context, flags: int, priority: int) -> Stream:

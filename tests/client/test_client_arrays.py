@@ -46,6 +46,25 @@ def copy(extent: tuple[int, int, int], **sides: tuple[Any, Any, tuple[int, int, 
     return description
 
 
+def _extent(elements: np.ndarray) -> tuple[int, int, int]:
+    slices, rows, width = elements.shape
+    return width * elements.itemsize, rows, slices
+
+
+def fill(array: Any, elements: np.ndarray) -> None:
+    """Copy elements to an array: its slices, their rows, the elements of a row."""
+    sides = {"src": (HOST, elements.ctypes.data, (0, 0, 0)), "dst": (ARRAY, array, (0, 0, 0))}
+    assert cuda.cuMemcpy3D(copy(_extent(elements), **sides)) == DONE
+
+
+def read(array: Any, like: np.ndarray) -> np.ndarray:
+    """Return an array's elements, as many and of the same type as those of `like`."""
+    elements = np.zeros_like(like)
+    sides = {"src": (ARRAY, array, (0, 0, 0)), "dst": (HOST, elements.ctypes.data, (0, 0, 0))}
+    assert cuda.cuMemcpy3D(copy(_extent(elements), **sides)) == DONE
+    return elements
+
+
 @pytest.mark.parametrize("format", [Format.CU_AD_FORMAT_UNSIGNED_INT8, Format.CU_AD_FORMAT_HALF, FLOAT])
 @pytest.mark.parametrize(
     "shape", [(7, 0, 0, 0), (7, 5, 0, 0), (7, 5, 3, 0), (7, 0, 3, LAYERED), (4, 4, 6, CUBEMAP), (8, 8, 0, GATHER)]
@@ -139,14 +158,11 @@ def test_each_level_has_half_the_size_of_the_one_before(context: Any) -> None:
     assert int(ok(cuda.cuMipmappedArrayGetLevel(mipmap, 1))) == int(levels[1])
     assert cuda.cuMipmappedArrayGetLevel(mipmap, 5)[0] == INVALID[0]
     assert cuda.cuArrayDestroy(levels[0]) == NO_HANDLE
-    for number, level in enumerate(levels):  # none overlaps another
-        size = sizes[number][0] * sizes[number][1] * 6 * 4
-        assert cuda.cuMemcpyHtoA(level, 0, bytes([number + 1]) * size, size) == DONE
-        assert cuda.cuMemcpyHtoA(level, 4, bytes(size), size) == INVALID
-    for number, level in enumerate(levels):
-        back = bytearray(24)
-        assert cuda.cuMemcpyAtoH(back, level, 0, 24) == DONE
-        assert back == bytes([number + 1]) * 24
+    contents = [np.full(shape[::-1], number, "f4") for number, shape in enumerate(sizes)]
+    for level, elements in zip(levels, contents, strict=True):
+        fill(level, elements)
+    for level, elements in zip(levels, contents, strict=True):  # none overlaps another
+        np.testing.assert_array_equal(read(level, elements), elements)
     assert cuda.cuMipmappedArrayDestroy(mipmap) == DONE
     assert cuda.cuMipmappedArrayDestroy(mipmap) == NO_HANDLE
     assert cuda.cuArrayGetDescriptor(levels[0])[0] == NO_HANDLE[0]
@@ -155,8 +171,8 @@ def test_each_level_has_half_the_size_of_the_one_before(context: Any) -> None:
 
 def test_bytes_of_arrays(context: Any) -> None:
     stream = ok(cuda.cuStreamCreate(1))
-    first, second = (ok(cuda.cuArray3DCreate(describe(4, 2, 0))) for _ in range(2))
-    memory, data = ok(cuda.cuMemAlloc(32)), bytes(range(32))
+    first, second = (ok(cuda.cuArray3DCreate(describe(8, 2, 0))) for _ in range(2))
+    memory, data = ok(cuda.cuMemAlloc(64)), bytes(range(32))
     assert cuda.cuMemcpyHtoAAsync(first, 4, data, 28, stream) == DONE
     assert cuda.cuStreamSynchronize(stream) == DONE
     assert cuda.cuMemcpyAtoA(second, 0, first, 4, 28) == DONE
@@ -169,6 +185,26 @@ def test_bytes_of_arrays(context: Any) -> None:
     assert cuda.cuMemcpyAtoD(memory, 77, 0, 4) == NO_HANDLE
     assert cuda.cuMemcpyAtoA(first, 30, second, 0, 4) == INVALID
     assert cuda.cuMemcpyHtoA(first, 1 << 63, data, 1 << 63) == INVALID
+
+
+@pytest.mark.parametrize(
+    "shape", [(64, 0, 0, 0), (16, 16, 0, 0), (16, 4, 4, 0), (16, 4, 4, LAYERED), (16, 0, 4, LAYERED)]
+)
+def test_bytes_are_of_the_first_row(context: Any, shape: tuple[int, int, int, int]) -> None:
+    """As recorded on an H200: functions with a byte offset refuse the array's other rows."""
+    width, height, depth, flags = shape
+    array, other = (ok(cuda.cuArray3DCreate(describe(width, height, depth, flags=flags))) for _ in range(2))
+    memory, host = ok(cuda.cuMemAlloc(4096)), bytearray(4096)
+    row = 4 * width
+    inside, beyond = [(0, row), (row - 4, 4), (row + 4, 0)], [(4, row), (row, 4), (0, row + 4)]
+    for offset, count in inside + beyond:
+        expected = DONE if (offset, count) in inside else INVALID
+        assert cuda.cuMemcpyHtoA(array, offset, host, count) == expected
+        assert cuda.cuMemcpyAtoH(host, array, offset, count) == expected
+        assert cuda.cuMemcpyDtoA(array, offset, memory, count) == expected
+        assert cuda.cuMemcpyAtoD(memory, array, offset, count) == expected
+        assert cuda.cuMemcpyAtoA(other, 0, array, offset, count) == expected
+        assert cuda.cuMemcpyAtoA(other, offset, array, 0, count) == expected
 
 
 @st.composite
@@ -190,13 +226,14 @@ def test_slices_of_rows_to_and_from_arrays(context: Any, part: Any, channels: in
     first, second = (ok(cuda.cuArray3DCreate(describe(6, 5, 4, FLOAT, channels))) for _ in range(2))
     between = ok(cuda.cuMemAlloc(whole.nbytes))
     box, corner, start = (width * size, height, depth), (x * size, y, z), (0, 0, 0)
-    assert cuda.cuMemcpyHtoA(first, 0, whole, whole.nbytes) == DONE
+    fill(first, whole)
+    fill(second, np.zeros_like(whole))
     assert cuda.cuMemcpy3D(copy(box, src=(ARRAY, first, corner), dst=(DEVICE, between, start))) == DONE
     assert cuda.cuMemcpy3D(copy(box, src=(DEVICE, between, start), dst=(ARRAY, second, corner))) == DONE
-    back, part_back = np.zeros_like(whole), np.zeros((depth, height, width * size), np.uint8)
+    part_back = np.zeros((depth, height, width * size), np.uint8)
     to_host = copy(box, src=(ARRAY, second, corner), dst=(HOST, part_back.ctypes.data, start))
     assert cuda.cuMemcpy3DAsync(to_host, 0) == DONE
-    assert cuda.cuMemcpyAtoH(back, second, 0, back.nbytes) == DONE
+    back = read(second, whole)
     box_of = np.s_[z : z + depth, y : y + height, x * size : (x + width) * size]
     expected = np.zeros_like(whole)
     expected[box_of] = whole[box_of]
@@ -247,9 +284,7 @@ def test_a_graph_copies_arrays(context: Any) -> None:
     assert int(ok(cuda.cuGraphMemcpyNodeGetParams(node)).dstArray) == int(array)
     executable = ok(cuda.cuGraphInstantiate(graph, 0))
     assert cuda.cuGraphLaunch(executable, 0) == DONE
-    back = bytearray(32)
-    assert cuda.cuMemcpyAtoH(back, array, 0, 32) == DONE
-    assert back == data
+    assert read(array, np.zeros((1, 2, 16), np.uint8)).tobytes() == data
 
 
 def peer_copy(extent: tuple[int, int, int], source: Any, destination: Any) -> Any:

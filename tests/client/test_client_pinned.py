@@ -99,7 +99,7 @@ def test_pinned_memory_lies_elsewhere_than_the_programs_own(host: int, size: int
 
 
 def test_sizes_flags_and_addresses_are_checked(host: int) -> None:
-    assert cuda.cuMemAllocHost(0) == (INVALID, None)
+    assert int(ok(cuda.cuMemAllocHost(0))) == int(ok(cuda.cuMemHostAlloc(0, 0))) == 0
     assert cuda.cuMemHostAlloc(8, 8) == (INVALID, None)
     assert cuda.cuMemAllocHost(1 << 62) == (cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
     assert cuda.cuMemFreeHost(host + 1) == (INVALID,)

@@ -287,12 +287,16 @@ def test_a_destroyed_context_stays_current_elsewhere_and_its_calls_fail(context:
 
 
 def test_the_handles_of_a_destroyed_context_are_invalid(kernels: Kernels, streams: list[Any], context: Any) -> None:
-    function = ok(cuda.cuModuleGetFunction(kernels.module, b"nothing"))
+    function, event = ok(cuda.cuModuleGetFunction(kernels.module, b"nothing")), ok(cuda.cuEventCreate(0))
     ok(cuda.cuCtxDestroy(context))
     other = ok(cuda.cuCtxCreate(None, 0, 0))
     assert cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) == (R.CUDA_ERROR_INVALID_HANDLE,)
     for call in (cuda.cuStreamSynchronize, cuda.cuStreamQuery, cuda.cuStreamDestroy):
         assert call(streams[0]) == (R.CUDA_ERROR_CONTEXT_IS_DESTROYED,)
+    for call in (cuda.cuEventSynchronize, cuda.cuEventQuery, cuda.cuEventDestroy):
+        assert call(event) == (R.CUDA_ERROR_CONTEXT_IS_DESTROYED,)
+    assert cuda.cuStreamWaitEvent(0, event, 0) == (R.CUDA_ERROR_CONTEXT_IS_DESTROYED,)
+    assert cuda.cuEventRecord(event, 0) == (R.CUDA_ERROR_CONTEXT_IS_DESTROYED,)
     assert cuda.cuMemFree(kernels.flag) == (R.CUDA_ERROR_INVALID_VALUE,)
     ok(cuda.cuCtxDestroy(other))
 

@@ -10,7 +10,18 @@ import pytest
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from tests.client.conftest import ok
-from tests.client.test_client_arrays import CUBEMAP, FLOAT, LAYERED, NO_HANDLE, SURFACE, Format, Result, describe
+from tests.client.test_client_arrays import (
+    CUBEMAP,
+    FLOAT,
+    LAYERED,
+    NO_HANDLE,
+    SURFACE,
+    Format,
+    Result,
+    describe,
+    fill,
+    read,
+)
 
 DONE = (Result.CUDA_SUCCESS,)
 INVALID = Result.CUDA_ERROR_INVALID_VALUE
@@ -120,9 +131,10 @@ def make_filled(*shape: Any, **more: Any) -> tuple[Any, Any]:
     """Return an array and its contents, all different."""
     description = describe(*shape, **more)
     array = ok(cuda.cuArray3DCreate(description))
-    elements = np.arange(description.Width * max(description.Height, 1) * max(description.Depth, 1), dtype="f4")
-    assert cuda.cuMemcpyHtoA(array, 0, elements, elements.nbytes) == DONE
-    return array, elements.reshape(max(description.Depth, 1), max(description.Height, 1), description.Width)
+    slices, rows, width = max(description.Depth, 1), max(description.Height, 1), description.Width
+    elements = np.arange(slices * rows * width, dtype="f4").reshape(slices, rows, width)
+    fill(array, elements)
+    return array, elements
 
 
 def test_a_kernel_reads_an_array_by_a_texture(sample: Sampler) -> None:
@@ -157,8 +169,7 @@ def test_linear_memory_and_levels(sample: Sampler) -> None:
     pyramid = ok(cuda.cuMipmappedArrayCreate(describe(4, 4, 0), 3))
     for number in range(3):
         level = ok(cuda.cuMipmappedArrayGetLevel(pyramid, number))
-        size = 64 >> 2 * number
-        assert cuda.cuMemcpyHtoA(level, 0, np.full(size // 4, number + 1, "f4"), size) == DONE
+        fill(level, np.full((1, 4 >> number, 4 >> number), number + 1, "f4"))
     levels = ok(cuda.cuTexObjectCreate(of_levels(pyramid), make_sampling(NORMALIZED), None))
     assert sample(levels, 0.5, 0.5)[0] == 1
     last = make_view(0, (4, 4, 0), (2, 2), (0, 0))
@@ -184,9 +195,7 @@ def test_a_kernel_writes_an_array_by_a_surface(sample: Sampler) -> None:
     kept_open = [np.array([int(item)], np.uint64) for item in both]
     places = np.array([item.ctypes.data for item in kept_open], np.uint64)
     assert cuda.cuLaunchKernel(sample.turn, 4, 1, 1, 4, 1, 1, 0, 0, places.ctypes.data, 0) == DONE
-    back = np.zeros((4, 4), "f4")
-    assert cuda.cuMemcpyAtoH(back, target, 0, 64) == DONE
-    np.testing.assert_array_equal(back, data[0].T)
+    np.testing.assert_array_equal(read(target, data)[0], data[0].T)
     assert int(ok(cuda.cuSurfObjectGetResourceDesc(both[0])).res.array.hArray) == int(source)
     assert cuda.cuSurfObjectDestroy(both[0]) == DONE
     assert cuda.cuSurfObjectDestroy(both[0]) == NO_HANDLE

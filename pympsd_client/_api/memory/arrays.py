@@ -20,28 +20,30 @@ def description_3d(handle: int) -> bytes:
 
 
 def copy_from_host(array: int, offset: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:
-    """Copy from the host to an array at a byte offset (rows and slices follow each other), as cuMemcpyHtoD does."""
-    copies.copy_host_to_device(address_at(array, offset, count), host, count, stream, wait)
+    """Copy from the host to an array at a byte offset in its first row, as cuMemcpyHtoD does."""
+    copies.copy_host_to_device(_address_in_row(array, offset, count), host, count, stream, wait)
 
 
 def copy_to_host(host: HostMemory, array: int, offset: int, count: int, stream: int, wait: bool = False) -> None:
-    """Copy bytes of an array to the host, as cuMemcpyDtoH does."""
-    copies.copy_device_to_host(host, address_at(array, offset, count), count, stream, wait)
+    """Copy bytes of an array's first row to the host, as cuMemcpyDtoH does."""
+    copies.copy_device_to_host(host, _address_in_row(array, offset, count), count, stream, wait)
 
 
 def copy_from_device(array: int, offset: int, source: int, count: int) -> None:
-    """Copy device memory to an array at a byte offset, as cuMemcpyDtoD does."""
-    copies.copy_device_to_device(address_at(array, offset, count), source, count, 0, True)
+    """Copy device memory to an array at a byte offset in its first row, as cuMemcpyDtoD does."""
+    copies.copy_device_to_device(_address_in_row(array, offset, count), source, count, 0, True)
 
 
 def copy_to_device(destination: int, array: int, offset: int, count: int) -> None:
-    """Copy bytes of an array to device memory, as cuMemcpyDtoD does."""
-    copies.copy_device_to_device(destination, address_at(array, offset, count), count, 0, True)
+    """Copy bytes of an array's first row to device memory, as cuMemcpyDtoD does."""
+    copies.copy_device_to_device(destination, _address_in_row(array, offset, count), count, 0, True)
 
 
 def copy_between(destination: int, at: int, source: int, start: int, count: int) -> None:
-    """Copy bytes of an array to another array or within the array, as cuMemcpyDtoD does."""
-    copies.copy_device_to_device(address_at(destination, at, count), address_at(source, start, count), count, 0, True)
+    """Copy bytes of an array's first row to the first row of another array or of the same, as cuMemcpyDtoD does."""
+    copies.copy_device_to_device(
+        _address_in_row(destination, at, count), _address_in_row(source, start, count), count, 0, True
+    )
 
 
 def address_at(handle: int, offset: int, count: int) -> int:
@@ -58,3 +60,18 @@ def address_at(handle: int, offset: int, count: int) -> int:
     if offset + count > array.size:
         raise invalid_value(f"{count} bytes from {offset} on are not all within an array of {array.size} bytes")
     return array.address + offset
+
+
+def _address_in_row(handle: int, offset: int, count: int) -> int:
+    """Return the address of ``count`` bytes in an array's first row, 0 for 0 bytes.
+
+    Raise INVALID_VALUE for NULL, and if the bytes end beyond the first row, as recorded on an H200 for arrays of all
+    shapes.
+    """
+    address = address_at(handle, offset, count)
+    if count and offset + count > (pitch := arrays.find(handle).pitch):
+        raise invalid_value(
+            f"{count} bytes from {offset} on are not all within the array's first row of {pitch} bytes; copy several "
+            "rows by cuMemcpy2D or cuMemcpy3D"
+        )
+    return address

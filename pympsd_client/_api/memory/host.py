@@ -24,7 +24,7 @@ _NOT_MAPPED: Final = (
 
 
 def allocate(size: int, flags: int) -> int:
-    """Return the address of new page-locked memory; raise OUT_OF_MEMORY, INVALID_VALUE for 0 bytes.
+    """Return the address of new page-locked memory, 0 for 0 bytes; raise OUT_OF_MEMORY, INVALID_VALUE.
 
     Kernels of the current context's device access it at the same address. The flags CU_MEMHOSTALLOC_* have no effect.
     """

@@ -187,16 +187,16 @@ class Pinned:
         make: Callable[[int], SharedPages],
         context: Context | None = None,
     ) -> int:
-        """Return the address of ``size`` new bytes, zero and page-aligned.
+        """Return the address of ``size`` new bytes, zero and page-aligned; 0 for 0 bytes, as recorded on an H200.
 
         ``flags`` combine CU_MEMHOSTALLOC_*. ``bounded``: whether the size of /dev/shm bounds the memory (devices
         before Volta). ``make`` returns new pages of a size. Raise INVALID_VALUE, OUT_OF_MEMORY, and the errors of
         ``make``.
         """
-        if size == 0:
-            raise invalid_value("an allocation must have at least 1 byte")
         if flags & ~(PORTABLE | DEVICE_MAP | WRITE_COMBINED):
             raise invalid_value(f"cuMemHostAlloc takes a combination of CU_MEMHOSTALLOC_*, not {flags:#x}")
+        if size == 0:
+            return 0
         charged = _whole_pages(0, size)[1]
         with self._changing:
             self._check_bound(charged, bounded)

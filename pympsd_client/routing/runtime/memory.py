@@ -42,7 +42,7 @@ def allocate_async(size: int, stream: int) -> int:
 
 def allocate_host(size: int, flags: int = 0) -> int:
     """Return the address of new page-locked memory, 0 for 0 bytes; raise OUT_OF_MEMORY."""
-    return int(api.cuMemHostAlloc(size, flags)) if size else 0
+    return int(api.cuMemHostAlloc(size, flags))
 
 
 def host_flags(address: int) -> int:
