@@ -140,7 +140,7 @@ class Container:
         """Run a command in the container; return what it prints."""
         return self.podman.run("exec", self.name, *command, status=status)
 
-    def say(self, line: str) -> str:
+    def command(self, line: str) -> str:
         """Give the daemon a line under the vendor's name, as scripts do."""
         return self.run("sh", "-c", f"echo {line} | nvidia-cuda-mps-control")
 

@@ -56,16 +56,16 @@ def test_under_the_vendors_names_clients_have_their_own_limits(podman: Podman, v
     mount = f"--volume={volume}:/tmp/nvidia-mps"
     with podman.container(mount, command=("nvidia-cuda-mps-control", "-f")) as daemon:
         daemon.wait_until_healthy()
-        assert daemon.say("get_server_list") == ""
+        assert daemon.command("get_server_list") == ""
         quarter = podman.client(mount, "--env=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25")
         half = podman.client(mount, "--env=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50")
         with quarter as first, half as second:
             assert [client.connect().do("sm") for client in (first, second)] == list(SMS.values())
             assert [client.do("add").split()[0] for client in (first, second)] == ["CUDA_SUCCESS"] * 2
-            (server,) = daemon.say("get_server_list").split()
-            assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
+            (server,) = daemon.command("get_server_list").split()
+            assert daemon.command(f"get_server_status {server}") == "ACTIVE\n"
             assert daemon.inspect(".State.Health.Status") == "healthy"
-            rows = [line.split() for line in daemon.say("ps").splitlines()[1:]]
+            rows = [line.split() for line in daemon.command("ps").splitlines()[1:]]
             assert [row[0] for row in rows] == ["0", "0"], "their PIDs are not visible in the daemon's namespace"
             namespaces = {row[4] for row in rows}
             assert len(namespaces) == 2
@@ -150,11 +150,11 @@ def test_the_drivers_own_server(podman: Podman, volume: str, tmp_path: Path) -> 
     code = "import sys; sys.path.insert(0, '/support'); from fake_mps.client import main; sys.exit(main([]))"
     with podman.container(*toolkit, mount, "--env=PYMPSD_BACKEND=vendor") as daemon:
         daemon.wait_until_healthy()
-        daemon.say("set_default_active_thread_percentage 25")
+        daemon.command("set_default_active_thread_percentage 25")
         with podman.client(mount, program=("python3", "-IBSc", code)) as client:
             assert [client.do(step) for step in ("init", "ctx 0")] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
-            (server,) = daemon.say("get_server_list").split()
-            assert daemon.say(f"get_active_thread_percentage {server}") == "25.0\n"
+            (server,) = daemon.command("get_server_list").split()
+            assert daemon.command(f"get_active_thread_percentage {server}") == "25.0\n"
         assert daemon.kill("TERM") == 0
 
 

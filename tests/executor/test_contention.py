@@ -37,22 +37,22 @@ class ContenderProcess:
     process: subprocess.Popen[str]
     context: int
 
-    def say(self, order: str) -> str:
-        """Give an order; return its answer."""
+    def ask(self, order: str) -> str:
+        """Send an order, and return its answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(order + "\n")
         self.process.stdin.flush()
         return self.listen()
 
     def listen(self) -> str:
-        """Return the next line it says."""
+        """Return the next line that the process prints."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the contender has ended"
         return line.strip()
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self.process.stdin.close()  # type: ignore[union-attr]
         try:
             self.process.wait(SECONDS)
@@ -110,10 +110,10 @@ def test_a_high_stream_below_normal_does_not_overtake_a_normal_default_stream(
 ) -> None:
     below = contend(1, stream_priority=-5, priority=1, multiprocessors=16)
     normal = contend(2, multiprocessors=16)
-    below.say(f"work {600 * BLOCKS_OF_A_BATCH} 1024 {ROUNDS}")
+    below.ask(f"work {600 * BLOCKS_OF_A_BATCH} 1024 {ROUNDS}")
     wait_for_batches(executor, below.context, 3)
-    normal.say(f"work {80 * BLOCKS_OF_A_BATCH} 1024 {ROUNDS}")
-    normal.say("wait")
+    normal.ask(f"work {80 * BLOCKS_OF_A_BATCH} 1024 {ROUNDS}")
+    normal.ask("wait")
     batch_traces = batches_of(executor, normal.context)
     assert [batch.first_block for batch in batch_traces] == [32 * number for number in range(80)]
     assert {batch.priority for batch in batch_traces} == {0}
@@ -132,8 +132,8 @@ def test_two_clients_of_limited_multiprocessors_run_apart(executor: ExecutorOwne
     half = [contend(context, multiprocessors=66) for context in (1, 2)]
     third = contend(3, multiprocessors=10)
     for contender in (*half, third):
-        contender.say("work 400 32 3")
-    ran_on = [frozenset(map(int, contender.say("wait").split())) for contender in (*half, third)]
+        contender.ask("work 400 32 3")
+    ran_on = [frozenset(map(int, contender.ask("wait").split())) for contender in (*half, third)]
     traced = executor.trace().contexts
     assert [entry.context for entry in traced] == [1, 2, 3]
     assert [frozenset(entry.multiprocessors) for entry in traced] == ran_on

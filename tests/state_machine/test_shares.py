@@ -31,7 +31,7 @@ from pympsd.vocabulary.shares import (
     Shares,
 )
 
-Say = Callable[..., str]
+Command = Callable[..., str]
 USER, OTHER = 1000, 1001
 
 
@@ -50,15 +50,15 @@ def new_daemon(devices: str = "2xH200") -> Daemon:
 
 
 @pytest.fixture
-def say(daemon: Daemon) -> Say:
-    """Give the daemon a command as a user; return the refusal, or nothing. Sockets are opened."""
+def command(daemon: Daemon) -> Command:
+    """Carry out a command of a user; return the refusal, or nothing. Sockets are opened."""
     sessions = count(1)
 
-    def command(uid: int, line: str, file: str | None = None) -> str:
+    def decide(uid: int, line: str, file: str | None = None) -> str:
         text = None if file is None else file.encode()
         return get_reason(daemon, events.OperatorLine(next(sessions), uid, parse(line.encode(), 3), file=text))
 
-    return command
+    return decide
 
 
 def get_reason(daemon: Daemon, event: events.Event) -> str:
@@ -85,18 +85,18 @@ def connect(daemon: Daemon, uid: int, server: str = "") -> str:
     )
 
 
-def fill(say: Say, users: range) -> str:
+def fill(command: Command, users: range) -> str:
     """Have users make servers until each is refused; return the last refusal."""
     refusal = ""
     for uid in users:
         for number in count():
-            if refusal := say(uid, f"server create u{uid}_{number} --allowed-devices=0"):
+            if refusal := command(uid, f"server create u{uid}_{number} --allowed-devices=0"):
                 break
     return refusal
 
 
-def test_users_together_leave_servers_for_others_first_clients_and_for_root(daemon: Daemon, say: Say) -> None:
-    refusal = fill(say, range(1000, 1020))
+def test_users_together_leave_servers_for_others_first_clients_and_for_root(daemon: Daemon, command: Command) -> None:
+    refusal = fill(command, range(1000, 1020))
     assert refusal == (
         "All users together have 128 of at most 128 servers that are not reserved; an administrator can delete some "
         "('server list' has their users).\n"
@@ -110,35 +110,35 @@ def test_users_together_leave_servers_for_others_first_clients_and_for_root(daem
     )
     assert connect(daemon, 0) == ""
     tables = "".join(f"[servers.r{number}]\nuid = {USER}\n" for number in range(31))
-    assert say(0, "config apply F", f'schema_version = "1.0"\n{tables}') == ""
+    assert command(0, "config apply F", f'schema_version = "1.0"\n{tables}') == ""
     assert len(daemon.named_servers) == SERVERS.total
-    assert "Everybody together has 256 of at most 256 servers; " in say(0, "server create more")
+    assert "Everybody together has 256 of at most 256 servers; " in command(0, "server create more")
     assert daemon.usage.refusals[0, "servers"] == 1
 
 
-def test_root_may_give_a_user_more_than_a_share_and_it_counts(daemon: Daemon, say: Say) -> None:
+def test_root_may_give_a_user_more_than_a_share_and_it_counts(daemon: Daemon, command: Command) -> None:
     daemon.usage.shares = Shares({"servers": 1})
-    assert say(USER, "server create a") == ""
-    assert say(0, f"server create b --uid={USER}") == ""
-    assert "has 2 of at most 1 servers (a, b): delete one of them" in say(USER, "server create c")
-    assert say(USER, "server create").startswith("'server create' needs <name> or --uid=<n>.")
-    assert say(USER, f"server create --uid={USER}") == "", "a user's own server is not part of the share"
-    assert say(0, f"server set b --uid={OTHER}") != "", "while it starts"
+    assert command(USER, "server create a") == ""
+    assert command(0, f"server create b --uid={USER}") == ""
+    assert "has 2 of at most 1 servers (a, b): delete one of them" in command(USER, "server create c")
+    assert command(USER, "server create").startswith("'server create' needs <name> or --uid=<n>.")
+    assert command(USER, f"server create --uid={USER}") == "", "a user's own server is not part of the share"
+    assert command(0, f"server set b --uid={OTHER}") != "", "while it starts"
     assert shares.count_used(daemon, SERVERS, USER) == 2
 
 
-def test_the_daemons_own_user_has_no_share(say: Say, daemon: Daemon) -> None:
+def test_the_daemons_own_user_has_no_share(command: Command, daemon: Daemon) -> None:
     daemon.options = evolve(daemon.options, uid=USER)
     daemon.usage.shares = Shares({"servers": 0, "namespaces": 0})
-    assert say(USER, "server create a") == ""
-    assert say(USER, "namespace create n --server=a") == ""
+    assert command(USER, "server create a") == ""
+    assert command(USER, "namespace create n --server=a") == ""
 
 
 @pytest.mark.parametrize(("devices", "cost"), [("", 3), (" --allowed-devices=1", 2)])
-def test_processes_are_counted_as_they_may_become(daemon: Daemon, say: Say, devices: str, cost: int) -> None:
+def test_processes_are_counted_as_they_may_become(daemon: Daemon, command: Command, devices: str, cost: int) -> None:
     daemon.usage.shares = Shares({"processes": 7})
     count = 0
-    while not (refusal := say(USER, f"server create s{count}{devices}")):
+    while not (refusal := command(USER, f"server create s{count}{devices}")):
         count += 1
     assert (count, shares.count_used(daemon, PROCESSES, USER)) == (7 // cost, 7 // cost * cost)
     assert (
@@ -146,85 +146,85 @@ def test_processes_are_counted_as_they_may_become(daemon: Daemon, say: Say, devi
     )
 
 
-def test_partitions_that_contain_faults_cost_processes(daemon: Daemon, say: Say) -> None:
+def test_partitions_that_contain_faults_cost_processes(daemon: Daemon, command: Command) -> None:
     daemon.usage.shares = Shares({"processes": 5})
     partition = "sm-partition create {} --server=s --device=0 --chunks=1"
-    assert say(USER, "server create s") == ""
+    assert command(USER, "server create s") == ""
     for name in "abc":
-        assert say(USER, partition.format(name)) == ""
+        assert command(USER, partition.format(name)) == ""
     limited = "--active-thread-percentage=50"
-    assert "and 3 more are needed" in say(USER, f"server set s --contain=partition {limited}")
+    assert "and 3 more are needed" in command(USER, f"server set s --contain=partition {limited}")
     assert percentage_on(daemon.named_servers["s"].namespaces["default"].limits).value == 100.0, "nothing is changed"
-    assert say(USER, "sm-partition delete c --server=s --device=0") == ""
-    assert say(USER, "server set s --contain=partition") == ""
-    assert "has 5 of at most 5 processes" in say(USER, partition.format("d"))
+    assert command(USER, "sm-partition delete c --server=s --device=0") == ""
+    assert command(USER, "server set s --contain=partition") == ""
+    assert "has 5 of at most 5 processes" in command(USER, partition.format("d"))
     own = f"uid_{USER}"
-    assert say(USER, f"server create --uid={USER}") == ""
-    assert say(USER, f"server set {own} --contain=partition") == ""
-    assert "has 5 of at most 5 processes" in say(USER, partition.format("e").replace("=s", f"={own}"))
+    assert command(USER, f"server create --uid={USER}") == ""
+    assert command(USER, f"server set {own} --contain=partition") == ""
+    assert "has 5 of at most 5 processes" in command(USER, partition.format("e").replace("=s", f"={own}"))
 
 
-def test_users_leave_chunks_of_each_device_for_root(daemon: Daemon, say: Say) -> None:
+def test_users_leave_chunks_of_each_device_for_root(daemon: Daemon, command: Command) -> None:
     partition = "sm-partition create {} --server={} --device={} --chunks={}"
     for uid, name in ((USER, "s"), (OTHER, "o"), (OTHER + 1, "q")):
-        assert say(uid, f"server create {name}") == ""
+        assert command(uid, f"server create {name}") == ""
     uuid = daemon.devices[0].uuid
-    assert say(USER, partition.format("a", "s", 0, 7)) == say(USER, partition.format("a", "s", 1, 8)) == ""
-    assert say(USER, partition.format("b", "s", 0, 2)) == (
+    assert command(USER, partition.format("a", "s", 0, 7)) == command(USER, partition.format("a", "s", 1, 8)) == ""
+    assert command(USER, partition.format("b", "s", 0, 2)) == (
         f"User 1000 has 7 of at most 8 SM chunks of device {uuid}, and 2 more are needed: delete an SM partition, or "
         "ask an administrator for a larger share (--user-share sm-chunks=57, or sm-chunks in [shares] of the "
         "configuration file).\n"
     )
-    assert say(USER, partition.format("b", "s", 0, 1)) == say(OTHER, partition.format("a", "o", 0, 4)) == ""
-    assert say(OTHER + 1, partition.format("a", "q", 0, 1)) == (
+    assert command(USER, partition.format("b", "s", 0, 1)) == command(OTHER, partition.format("a", "o", 0, 4)) == ""
+    assert command(OTHER + 1, partition.format("a", "q", 0, 1)) == (
         f"All users together have 12 of at most 12 SM chunks of device {uuid} that are not reserved, and 1 more are "
         "needed; an administrator can delete some ('sm-partition list' has their servers).\n"
     )
     assert (shares.count_used(daemon, SM_CHUNKS, USER), shares.count_used(daemon, SM_CHUNKS, OTHER)) == (50, 25)
     assert shares.count_used_together(daemon, SM_CHUNKS) == 75
-    assert say(0, "server create r") == say(0, partition.format("a", "r", 0, 3) + " --include-remainder=true") == ""
+    assert command(0, "server create r") == command(0, partition.format("a", "r", 0, 3) + " --include-remainder=true") == ""
 
 
-def test_namespaces_of_all_servers_count_and_default_does_not(daemon: Daemon, say: Say) -> None:
+def test_namespaces_of_all_servers_count_and_default_does_not(daemon: Daemon, command: Command) -> None:
     daemon.usage.shares = Shares({"namespaces": 2})
-    assert say(USER, "server create s") == say(USER, "server create t") == ""
-    assert say(USER, f"server create --uid={USER}") == ""
-    assert say(USER, "namespace create a --server=s") == say(USER, f"namespace create b --server=uid_{USER}") == ""
-    assert "has 2 of at most 2 namespaces: delete one of them" in say(USER, "namespace create c --server=t")
-    assert say(USER, "namespace delete a --server=s") == ""
-    assert say(USER, "namespace create c --server=t") == ""
-    assert say(0, "namespace create d --server=t") == ""
+    assert command(USER, "server create s") == command(USER, "server create t") == ""
+    assert command(USER, f"server create --uid={USER}") == ""
+    assert command(USER, "namespace create a --server=s") == command(USER, f"namespace create b --server=uid_{USER}") == ""
+    assert "has 2 of at most 2 namespaces: delete one of them" in command(USER, "namespace create c --server=t")
+    assert command(USER, "namespace delete a --server=s") == ""
+    assert command(USER, "namespace create c --server=t") == ""
+    assert command(0, "namespace create d --server=t") == ""
     assert shares.count_used(daemon, NAMESPACES, USER) == 3
 
 
-def test_with_few_descriptors_users_leave_them_for_others(daemon: Daemon, say: Say) -> None:
+def test_with_few_descriptors_users_leave_them_for_others(daemon: Daemon, command: Command) -> None:
     daemon.usage.shares = Shares(descriptors=1024)
-    refusal = fill(say, range(1000, 1004))
+    refusal = fill(command, range(1000, 1004))
     assert refusal.startswith("All users together have 190 of at most 192 descriptors that are not reserved; ")
     assert "start the daemon with more open files than 1024 (ulimit -n, or LimitNOFILE=)" in refusal
     for uid in range(2000, 2013):
         assert connect(daemon, uid) == ""
     assert connect(daemon, 2013).startswith("805: all users together have 320 of at most 320 descriptors ")
     for number in range(19):
-        assert say(0, f"server create r{number}") == ""
-    assert say(0, "namespace create n --server=r0") == ""
-    assert "Everybody together has 512 of at most 512 descriptors; " in say(0, "namespace create m --server=r0")
+        assert command(0, f"server create r{number}") == ""
+    assert command(0, "namespace create n --server=r0") == ""
+    assert "Everybody together has 512 of at most 512 descriptors; " in command(0, "namespace create m --server=r0")
     assert shares.count_used_together(daemon, DESCRIPTORS, exempt=True) == 512
 
 
-def test_nobody_waits_for_the_servers_of_another_user_to_start(daemon: Daemon, say: Say) -> None:
+def test_nobody_waits_for_the_servers_of_another_user_to_start(daemon: Daemon, command: Command) -> None:
     for number in range(16):
-        assert say(USER, f"server create s{number} --allowed-devices=0") == ""
+        assert command(USER, f"server create s{number} --allowed-devices=0") == ""
     spawning = [server.uid for server in daemon.servers.values()]
     assert spawning == [USER] * 4
-    assert say(0, "server create r") == say(OTHER, "server create o") == ""
+    assert command(0, "server create r") == command(OTHER, "server create o") == ""
     assert [server.uid for server in daemon.servers.values()][4:] == [0, OTHER]
 
 
-def test_who_comes_by_a_namespaces_socket_sees_no_other_users_shares(daemon: Daemon, say: Say) -> None:
+def test_who_comes_by_a_namespaces_socket_sees_no_other_users_shares(daemon: Daemon, command: Command) -> None:
     daemon.usage.refusals[OTHER, "servers"] = 7
     daemon.usage.taken["connections"][OTHER] = 3
-    assert say(USER, "server create s") == ""
+    assert command(USER, "server create s") == ""
     answers: list[str] = []
     for place in ("", "s"):
         line = events.OperatorLine(99, OTHER + 1, parse(b"share list --format=csv,noheader", 3), server=place)
@@ -247,9 +247,9 @@ def test_what_is_taken_is_counted_until_it_is_given_back(daemon: Daemon) -> None
     assert daemon.usage.taken["connections"] == {OTHER: 20}
 
 
-def test_shares_of_the_file_outlive_the_daemon_and_todays_state_has_none(daemon: Daemon, say: Say) -> None:
+def test_shares_of_the_file_outlive_the_daemon_and_todays_state_has_none(daemon: Daemon, command: Command) -> None:
     initial = InitialDefaults.of(daemon)
-    assert say(0, "config apply F", 'schema_version = "1.0"\n[shares]\nservers = 3\n') == ""
+    assert command(0, "config apply F", 'schema_version = "1.0"\n[shares]\nservers = 3\n') == ""
     persistent_state = snapshot(daemon, initial)
     check(persistent_state, 2)
     following = evolve(new_daemon(), usage=Usage(Shares({"servers": 5})))

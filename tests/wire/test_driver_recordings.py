@@ -359,8 +359,8 @@ class Replay:
             done = self._feed(events.ClientConnected(client, ClientProcess(peer, "python3", NAMESPACE), joins=True))
             assert any(isinstance(admit_client, AdmitClient) for admit_client in done)
 
-    def say(self, line: str) -> list[str]:
-        """Give a command; return the printed lines."""
+    def command(self, line: str) -> list[str]:
+        """Carry out a command, and return the printed lines."""
         (reply,) = [
             instruction
             for instruction in self._feed(events.OperatorLine(2, 0, parse(line.encode(), 2)))
@@ -428,7 +428,7 @@ async def test_ps_shows_the_recorded_rows(place: int) -> None:
     name, tool = sessions[place]
     replay = await replayed(name, tool, 14)
     heading, *rows = load_recorded(tool)
-    shown_heading, *shown = replay.say("ps")
+    shown_heading, *shown = replay.command("ps")
     assert shown_heading == heading
     assert [row.split() for row in shown] == [row.split() for row in rows]
 
@@ -440,7 +440,7 @@ async def test_get_device_client_list_shows_the_recorded_lines(place: int) -> No
     assert len(sessions) == 4
     name, tool = sessions[place]
     replay = await replayed(name, tool, 7)
-    assert _by_device(replay.say(tool.lines[0].decode())) == _by_device(load_recorded(tool))
+    assert _by_device(replay.command(tool.lines[0].decode())) == _by_device(load_recorded(tool))
 
 
 def _by_device(lines: list[str]) -> dict[str, set[str]]:
@@ -460,10 +460,10 @@ async def test_get_client_list_and_device_query(name: str) -> None:
     (query, *_) = [tool for tool in recording.tools if tool.lines[0].startswith(b"device_query")]
     (ps, *_) = [tool for tool in recording.tools if tool.lines == [b"ps"]]
     replay = await replayed(name, ps, 14)
-    assert replay.say(query.lines[0].decode()) == load_recorded(query)
+    assert replay.command(query.lines[0].decode()) == load_recorded(query)
     lists = [tool for tool in recording.tools if tool.lines[0].startswith(b"get_client_list") and tool.printed]
     for tool in lists:
-        listed = replay.say(tool.lines[0].decode())
+        listed = replay.command(tool.lines[0].decode())
         # Those the server lists come first, in its order; clients without a context, or that left, come after them.
         assert listed[: len(tool.printed)] == load_recorded(tool)
 

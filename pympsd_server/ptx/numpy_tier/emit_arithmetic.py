@@ -19,7 +19,7 @@ _FLOAT_MODIFIERS = "rn rz rm rp ftz sat"
 _PAIRS = {"u16x2": U16, "s16x2": S16}
 
 
-def _pairs(writer: Writer, operation: Operation) -> None:
+def _emit_pairs(writer: Writer, operation: Operation) -> None:
     """Write add, min or max of packed 16-bit integers."""
     writer.refuse_if(operation.has("cc") or operation.has("sat") or operation.name == "sub")
     names = [writer.keep(f"{writer.value(x, U32)}.view(d_u4)") for x in operation.inputs]
@@ -44,7 +44,7 @@ def _add(writer: Writer, operation: Operation) -> None:
     if operation.has("cc"):
         return _carry_add(writer, operation)
     if operation.type in _PAIRS:
-        return _pairs(writer, operation)
+        return _emit_pairs(writer, operation)
     dtype = dtype_of(writer, operation)
     a, b = writer.values(operation.inputs, dtype)
     if operation.has("sat"):
@@ -160,7 +160,7 @@ def _extreme(writer: Writer, operation: Operation) -> None:
     relu = operation.modifiers == ("relu",) and operation.type in ("s32", "s16x2")
     writer.refuse_if((operation.modifiers and not relu) or len(operation.operands) != 3)
     if operation.type in _PAIRS:
-        return _pairs(writer, operation)
+        return _emit_pairs(writer, operation)
     dtype = dtype_of(writer, operation)
     a, b = writer.values(operation.inputs, dtype)
     result = f"np.{operation.name}imum({a}, {b})"
