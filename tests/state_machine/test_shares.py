@@ -182,14 +182,22 @@ def test_users_leave_chunks_of_each_device_for_root(daemon: Daemon, command: Com
     )
     assert (shares.count_used(daemon, SM_CHUNKS, USER), shares.count_used(daemon, SM_CHUNKS, OTHER)) == (50, 25)
     assert shares.count_used_together(daemon, SM_CHUNKS) == 75
-    assert command(0, "server create r") == command(0, partition.format("a", "r", 0, 3) + " --include-remainder=true") == ""
+    assert (
+        command(0, "server create r")
+        == command(0, partition.format("a", "r", 0, 3) + " --include-remainder=true")
+        == ""
+    )
 
 
 def test_namespaces_of_all_servers_count_and_default_does_not(daemon: Daemon, command: Command) -> None:
     daemon.usage.shares = Shares({"namespaces": 2})
     assert command(USER, "server create s") == command(USER, "server create t") == ""
     assert command(USER, f"server create --uid={USER}") == ""
-    assert command(USER, "namespace create a --server=s") == command(USER, f"namespace create b --server=uid_{USER}") == ""
+    assert (
+        command(USER, "namespace create a --server=s")
+        == command(USER, f"namespace create b --server=uid_{USER}")
+        == ""
+    )
     assert "has 2 of at most 2 namespaces: delete one of them" in command(USER, "namespace create c --server=t")
     assert command(USER, "namespace delete a --server=s") == ""
     assert command(USER, "namespace create c --server=t") == ""
