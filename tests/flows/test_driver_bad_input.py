@@ -134,7 +134,7 @@ def test_what_is_sent_without_credentials_before_the_daemon_asks(daemon: DaemonP
     try:
         stack = ExitStack()
         early = stack.enter_context(visitor(control(daemon), greeted=False))
-        early.say(CREDENTIALS, CLIENT)
+        early.send(CREDENTIALS, CLIENT)
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
     with stack:
@@ -160,7 +160,7 @@ def test_a_wrong_first_packet(daemon: DaemonProcess, text: bytes) -> None:
 def test_a_number_that_is_not_a_role_is_refused(daemon: DaemonProcess, role: bytes, name: str) -> None:
     with visitor(control(daemon, name)) as wrong:
         wrong.introduce()
-        wrong.say(role)
+        wrong.send(role)
         assert wrong.is_closed()
     wait_until(has_logged(daemon, "Unable to read new connection type information"))
 
@@ -169,7 +169,7 @@ def test_a_number_that_is_not_a_role_is_refused(daemon: DaemonProcess, role: byt
 def test_only_operators_at_the_operators_socket(daemon: DaemonProcess, role: int) -> None:
     with visitor(control(daemon, "control_privileged")) as wrong:
         wrong.introduce()
-        wrong.say(role)
+        wrong.send(role)
         assert wrong.is_closed()
     wait_until(has_logged(daemon, "Unable to read new connection type information"))
 
@@ -178,7 +178,7 @@ def test_a_server_that_is_none_of_ours(daemon: DaemonProcess) -> None:
     with visitor(control(daemon)) as wrong:
         wrong.introduce()
         with suppress(BrokenPipeError, ConnectionResetError):  # it may close at the role
-            wrong.say(SERVER, bytes(256) + b"mps.shm.0.1".ljust(260, b"\0"))
+            wrong.send(SERVER, bytes(256) + b"mps.shm.0.1".ljust(260, b"\0"))
         assert wrong.is_closed()
     text = (
         f"Refusing process {os.getpid()} of user 0, which claims to be a server: this daemon started no such server"
@@ -190,7 +190,7 @@ def test_a_false_server_while_a_true_one_starts(daemon: DaemonProcess) -> None:
     with DriverClient.start(daemon.directory / "pipe", uid=USER) as client, visitor(control(daemon)) as wrong:
         wrong.introduce()
         client.send("init")
-        wrong.say(SERVER)
+        wrong.send(SERVER)
         assert wrong.is_closed()
         assert client.answer() == f"init {SUCCESS}"
 
@@ -208,12 +208,12 @@ def test_descriptors_that_are_sent_along_are_closed(daemon: DaemonProcess, name:
     try:
         with visitor(control(daemon, name)) as here:
             here.introduce(fds=[write] * count)
-            here.say(TOOL, fds=[write] * count)
+            here.send(TOOL, fds=[write] * count)
             for line in (b"get_server_list", b"foo"):
-                here.say(struct.pack("<q", len(line) + 2), line + b"\n\0", fds=[write] * count)
+                here.send(struct.pack("<q", len(line) + 2), line + b"\n\0", fds=[write] * count)
             wait_until(has_logged(daemon, "Cmd:foo"))
             assert len(descriptors(daemon)) <= before + 1, "they are closed before the session ends"
-            here.say(bytes(8), fds=[write] * count)
+            here.send(bytes(8), fds=[write] * count)
             assert here.answers() == [b'Unknown command "foo"']
         os.close(write)
         write = -1
@@ -228,9 +228,9 @@ def test_descriptors_with_a_clients_packets(daemon: DaemonProcess) -> None:
     read, write = os.pipe()
     with visitor(control(daemon)) as here:
         here.introduce(fds=[write])
-        here.say(CLIENT, fds=[write])
+        here.send(CLIENT, fds=[write])
         here.take_connection().close()
-        here.say(0, fds=[write] * 9)
+        here.send(0, fds=[write] * 9)
         assert here.is_closed()
     os.close(write)
     assert os.read(read, 1) == b""
@@ -251,8 +251,8 @@ def test_a_length_that_is_not_that_of_the_line(daemon: DaemonProcess) -> None:
     with ExitStack() as stack:
         here = tool(daemon, stack)
         for length in (1, 4, 1000, 2**63 - 1):
-            here.say(struct.pack("<q", length), b"get_server_list\n\0")
-        here.say(bytes(8))
+            here.send(struct.pack("<q", length), b"get_server_list\n\0")
+        here.send(bytes(8))
         assert here.answers() == []
         assert daemon.log().count("Cmd:get_server_list") >= 5
 
@@ -261,7 +261,7 @@ def test_a_length_that_is_not_that_of_the_line(daemon: DaemonProcess) -> None:
 def test_a_length_that_is_none(daemon: DaemonProcess, length: bytes) -> None:
     with ExitStack() as stack:
         here = tool(daemon, stack)
-        here.say(length)
+        here.send(length)
         assert here.is_closed()
 
 
@@ -269,7 +269,7 @@ def test_a_length_of_too_many_bytes(daemon: DaemonProcess) -> None:
     with ExitStack() as stack:
         here = tool(daemon, stack)
         with suppress(BrokenPipeError, ConnectionResetError):  # it may close immediately
-            here.say(struct.pack("<q", 17) + b"junk", b"get_server_list\n\0", bytes(8))
+            here.send(struct.pack("<q", 17) + b"junk", b"get_server_list\n\0", bytes(8))
         output = here.hear()
         assert output in (b"", struct.pack("<ii", 1, 0))
 
@@ -281,9 +281,9 @@ def test_a_length_of_too_many_bytes(daemon: DaemonProcess) -> None:
 def test_odd_lines_of_tools_do_no_harm(daemon: DaemonProcess, line: bytes) -> None:
     with ExitStack() as stack:
         here = tool(daemon, stack)
-        here.say(struct.pack("<q", max(1, len(line))))
+        here.send(struct.pack("<q", max(1, len(line))))
         if line:
-            here.say(line)
+            here.send(line)
             here.give(b"get_default_client_priority", b"get_default_active_thread_percentage")
             assert here.answers()[-1] == b"100.0"
     log = (daemon.directory / "log" / "control.log").read_bytes()
@@ -294,7 +294,7 @@ def test_a_line_of_a_megabyte(daemon: DaemonProcess) -> None:
     with ExitStack() as stack:
         here = tool(daemon, stack)
         here.connection.setsockopt(socket.SOL_SOCKET, 32, 4 << 20)  # SO_SNDBUFFORCE
-        here.say(struct.pack("<q", 1 << 20), b"x" * ((1 << 20) - 2) + b"\n\0")
+        here.send(struct.pack("<q", 1 << 20), b"x" * ((1 << 20) - 2) + b"\n\0")
         here.give(b"get_default_active_thread_percentage")
         assert here.answers()[-1] == b"100.0"
     assert max(map(len, daemon.log())) < (1 << 17) + 100
@@ -463,7 +463,7 @@ def test_clients_are_watched_no_longer_than_their_server_lives(daemon: DaemonPro
         with visitor(control(daemon)) as here:
             here.as_client()
             here.take_connection().close()
-            here.say(0)
+            here.send(0)
             assert here.is_closed()
         (server,) = daemon.servers()
         daemon.say(f"shutdown_server {server} -f")
@@ -480,7 +480,7 @@ def test_a_daemon_that_is_stopped_while_a_client_answers_its_server_does_not_dro
     with visitor(control(daemon)) as here:
         here.as_client()
         with here.take_connection() as connection:
-            here.say(0)
+            here.send(0)
             assert connection.recv(64, socket.MSG_PEEK), "its server's first words"
             os.kill(daemon.pid, signal.SIGSTOP)
             try:

@@ -92,13 +92,13 @@ def _session(here: Visitor, packets: Packets) -> None:
     fds = [0] * source.choice((0, 0, 0, 1, 200))
     here.introduce(packets.spoilt(CREDENTIALS), fds)
     role = packets.role()
-    here.say(packets.spoilt(role), fds=fds)
+    here.send(packets.spoilt(role), fds=fds)
     for _ in range(source.randint(0, 8)):
         if role[0] == TOOL and source.random() < 0.9:
             for packet in packets.line():
-                here.say(packets.spoilt(packet), fds=fds)
+                here.send(packets.spoilt(packet), fds=fds)
         else:
-            here.say(packets.anything() or b"\0", fds=fds)
+            here.send(packets.anything() or b"\0", fds=fds)
     if source.random() < 0.5:
         here.connection.shutdown(socket.SHUT_WR)
         while here.hear():

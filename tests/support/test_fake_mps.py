@@ -106,7 +106,7 @@ def test_lists_of_clients(daemon: MinimalDaemon, launcher: Path, start: Callable
     assert daemon.number(14) == 2
     assert daemon.hear() == make_recorded(PS, first.pid, 0)
     assert daemon.hear() == make_recorded(PS_OTHER_PRIORITY, second.pid, 0)
-    daemon.say(0)
+    daemon.send(0)
     assert daemon.number(5) == 5, "but its connection is counted"
     assert daemon.log()[-1] == "Server was unable to shutdown due to 5 active clients"
 
@@ -122,7 +122,7 @@ def test_the_fake_server_serves_two_devices(
     records = [daemon.hear() for _ in pids]
     assert records[2] == make_recorded(PS_OTHER_DEVICE, pids[2], 1)
     assert [struct.unpack_from("<i", record, 32)[0] for record in records] == [1, 2, 3]
-    daemon.say(0)
+    daemon.send(0)
     assert daemon.number(7) == 2
     answer = [daemon.hear() for _ in range(10)]
     head = bytes.fromhex(DEVICE_HEAD)
@@ -161,7 +161,7 @@ def test_limits_of_each_client(daemon: MinimalDaemon, launcher: Path, start: Cal
         (75.0, 98, 3 * GIB),
         (10.0, 12, 4 * GIB),
     ):
-        daemon.say(9, struct.pack("<d", percentage), 20, DEVICE_0, struct.pack("<Q", limit))
+        daemon.send(9, struct.pack("<d", percentage), 20, DEVICE_0, struct.pack("<Q", limit))
         client = start(0)
         clients.append((client, f"sms {expected}"))
         assert client.ask(f"alloc {limit - 1}") == "alloc CUDA_SUCCESS"
@@ -170,11 +170,11 @@ def test_limits_of_each_client(daemon: MinimalDaemon, launcher: Path, start: Cal
     for client, sms in clients:
         assert client.ask("sms") == sms, "what was in force when it was handed over stays"
         assert client.ask("alloc 1") == "alloc CUDA_ERROR_OUT_OF_MEMORY"
-    daemon.say(8)
+    daemon.send(8)
     assert daemon.hear() == struct.pack("<d", 10.0)
-    daemon.say(19, DEVICE_0)
+    daemon.send(19, DEVICE_0)
     assert daemon.hear() == struct.pack("<Q", 4 * GIB)
-    daemon.say(15, struct.pack("<i", 1))
+    daemon.send(15, struct.pack("<i", 1))
     assert daemon.number(17) == 1
     assert daemon.log()[-1] == "Client Priority set to 1"
     assert start(0, settings={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5"}).ask("sms") == "sms 6"
@@ -204,7 +204,7 @@ def test_the_fake_server_terminates_a_client(
     assert client.ask("sync") == "sync CUDA_SUCCESS"
     assert daemon.number(13, client.pid) == 0
     daemon.log()
-    daemon.say(13, struct.pack("<i", client.pid))
+    daemon.send(13, struct.pack("<i", client.pid))
     # The server sees the ends of clients before what the daemon sent: it has to have heard this command.
     daemon.await_line(f"MPS server requesting client {{PID: {client.pid}, Context ID: 2}} to exit")
     assert other.ask("sync") == "sync CUDA_SUCCESS"
@@ -366,7 +366,7 @@ def test_the_server_speaks_first_and_hears_no_command_until_the_client_has_answe
 ) -> None:
     daemon.start(launcher)
     with greet(daemon) as client:
-        daemon.say(17)
+        daemon.send(17)
         send_credentials(client)
         for word in words:
             assert daemon.is_silent()
@@ -387,7 +387,7 @@ def test_a_client_that_leaves_without_a_word_blocks_the_server_for_ever(
     with greet(daemon):
         pass
     daemon.await_line("User did not send valid credentials")
-    daemon.say(17, 17)
+    daemon.send(17, 17)
     assert other.ask("sync") == "sync CUDA_SUCCESS", "its other clients continue"
     assert daemon.is_silent()
 

@@ -22,7 +22,7 @@ def test_what_no_daemon_sends_ends_the_server(
     daemon: MinimalDaemon, launcher: Path, messages: tuple[int, ...], message: str
 ) -> None:
     daemon.start(launcher)
-    daemon.say(*messages)
+    daemon.send(*messages)
     status, error = daemon.await_end()
     assert status == 3
     assert message in error
@@ -48,7 +48,7 @@ def test_the_fake_server_ends_or_stays_before_its_role(daemon: MinimalDaemon, tm
     assert daemon.process is not None
     daemon.server, _ = daemon.listener.accept()
     daemon.server.settimeout(SECONDS)
-    daemon.say(HELLO)
+    daemon.send(HELLO)
     assert daemon.hear() == CREDENTIALS
     if kind == "crash":
         assert daemon.await_end()[0] == -signal.SIGKILL
@@ -78,7 +78,7 @@ def test_the_fake_server_crashes_at_a_command(
 ) -> None:
     daemon.start(install(tmp_path, crash="on_command:17"))
     client = start(0)
-    daemon.say(17)
+    daemon.send(17)
     assert daemon.hear() == b""
     assert daemon.await_end()[0] == -signal.SIGKILL
     assert client.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE"
@@ -89,7 +89,7 @@ def test_the_fake_server_hangs_at_a_command(
 ) -> None:
     daemon.start(install(tmp_path, hang="on_command:17"))
     client = start(0)
-    daemon.say(17, 8)
+    daemon.send(17, 8)
     assert client.ask("sync") == "sync CUDA_SUCCESS", "its clients continue"
     assert daemon.is_silent()
 
@@ -113,7 +113,7 @@ def test_an_answer_of_a_wrong_size(daemon: MinimalDaemon, tmp_path: Path, start:
 
 def test_the_fake_server_leaves_a_command_unanswered(daemon: MinimalDaemon, tmp_path: Path) -> None:
     daemon.start(install(tmp_path, no_answer=8))
-    daemon.say(8)
+    daemon.send(8)
     assert daemon.number(17) == 1
 
 
@@ -121,7 +121,7 @@ def test_a_wrong_hello(daemon: MinimalDaemon, tmp_path: Path) -> None:
     daemon.spawn(install(tmp_path, wrong_hello=True))
     daemon.server, _ = daemon.listener.accept()
     daemon.server.settimeout(SECONDS)
-    daemon.say(HELLO)
+    daemon.send(HELLO)
     assert daemon.hear() == b"OUTBCRE2\0"
 
 
@@ -137,7 +137,7 @@ def test_the_next_server_behaves_otherwise(daemon: MinimalDaemon, tmp_path: Path
         misbehave(launcher, crush="before_role")
     daemon.start(launcher)
     misbehave(launcher)
-    daemon.say(17)
+    daemon.send(17)
     assert daemon.hear() == b""
     daemon.await_end()
     assert daemon.server is not None

@@ -80,7 +80,7 @@ class MinimalDaemon:
         for message in self.defaults:
             self.server.send(message)
 
-    def say(self, *messages: bytes | int) -> None:
+    def send(self, *messages: bytes | int) -> None:
         """Send messages to the server; a number is an int32."""
         assert self.server is not None
         for message in messages:
@@ -95,7 +95,7 @@ class MinimalDaemon:
 
     def number(self, *messages: bytes | int) -> int:
         """Send a command; return its answer of one int32."""
-        self.say(*messages)
+        self.send(*messages)
         answer = self.hear()
         assert len(answer) == 4, answer
         return int(struct.unpack("<i", answer)[0])
@@ -106,7 +106,7 @@ class MinimalDaemon:
         for end in (own_end, peer_end):
             end.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, int(passes_credentials))
         assert self.server is not None
-        self.say(2)
+        self.send(2)
         with peer_end:
             _send_descriptor(self.server, peer_end)
         own_end.settimeout(SECONDS)

@@ -27,7 +27,7 @@ class Visitor:
 
     connection: socket.socket
 
-    def say(self, *packets: bytes | int, fds: Sequence[int] = ()) -> None:
+    def send(self, *packets: bytes | int, fds: Sequence[int] = ()) -> None:
         """Send packets, with descriptors on each; a number is an int32."""
         for packet in packets:
             data = struct.pack("<i", packet) if isinstance(packet, int) else packet
@@ -59,7 +59,7 @@ class Visitor:
     def as_client(self) -> None:
         """Ask for a server."""
         self.introduce()
-        self.say(CLIENT)
+        self.send(CLIENT)
 
     def take_connection(self) -> socket.socket:
         """Return the connection to the server that the daemon sends."""
@@ -75,14 +75,14 @@ class Visitor:
     def as_tool(self) -> None:
         """Become an operator."""
         self.introduce()
-        self.say(TOOL)
+        self.send(TOOL)
 
     def give(self, *lines: bytes, ends: bool = True) -> None:
         """Send an operator's lines; ``ends``: these are the last ones."""
         for line in lines:
-            self.say(struct.pack("<q", len(line) + 2), line + b"\n\0")
+            self.send(struct.pack("<q", len(line) + 2), line + b"\n\0")
         if ends:
-            self.say(bytes(8))
+            self.send(bytes(8))
 
     def answers(self) -> list[bytes]:
         """Return the printed text up to the end of the answers."""
