@@ -495,11 +495,11 @@ class MemoryText(VectorMemory):
         first, lanes = self._local_addresses(pointers, offset)
         bits = 8 * self.word
         if not pointers.lanes:
-            return self.load_near(self._place_local(first, SCALAR), bits, 1)[0]
+            return self.load_masked(self._place_local(first, SCALAR), bits, mask)
         near, far, end, join = self.label("near"), self.label("far"), self.label("gathered"), self.label("loaded")
         self.branch(pointers.near, near, far)
         self.place(near)
-        same = self.load_near(self._place_local(first, SCALAR), bits, 1)[0]
+        same = self.load_masked(self._place_local(first, SCALAR), bits, mask)
         self.jump(join)
         self.place(far)
         own = self.gather_elements(self._place_local(lanes, self.vector), bits, mask)

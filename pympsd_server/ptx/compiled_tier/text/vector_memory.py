@@ -54,6 +54,12 @@ class VectorMemory(Lanes):
 
         self._by_mask(mask, store_all, store_part)
 
+    def load_masked(self, pointer: str, bits: int, mask: str) -> str:
+        """Load consecutive elements of the lanes in `mask`; if it is empty, the pointer may be to any place."""
+        kind, name = self.vector.of(f"i{bits}"), f"llvm.masked.load.{self.vector.mangled(f'i{bits}')}.p0"
+        place, lanes = (f"ptr align {bits // 8}", pointer), (self.vector.of("i1"), self.as_lanes(mask))
+        return self.call(name, kind, place, lanes, (kind, "zeroinitializer"))
+
     def load_near(self, pointer: str, bits: int, count: int) -> list[str]:
         """Load consecutive elements of all lanes, and separate the `count` elements of each lane.
 
