@@ -103,3 +103,14 @@ def test_addresses_outside_are_faults(monkeypatch: pytest.MonkeyPatch, address: 
     assert word_of(body, 64)
     with pytest.raises(IllegalAddress):
         run(monkeypatch, "compiled", BEGIN + body + END + "ret; }", (64, 1, 1))
+
+
+@pytest.mark.parametrize("far", ["mov.u64 %w2, 0xF0000000;", "shr.u64 %o, %w0, 63; add.s64 %w2, %o, 0xF0000000;"])
+def test_a_guard_without_lanes_allows_any_address(monkeypatch: pytest.MonkeyPatch, far: str) -> None:
+    """A uniform address, and one that each lane computes."""
+    body = f"""st.local.u32 [l+4], %i; setp.gt.u32 %q, %i, 1000; {far} @%q ld.local.u32 %v0, [%w2];
+@%q ld.local.u8 %h0, [%w2+1]; @%q st.local.u8 [%w2+2], %h0; @%q st.local.u32 [%w2], %v0; st.local.u32 [l], %v4;"""
+    assert word_of(body, 64)
+    ptx = BEGIN + body + END + "ret; }"
+    expected = run(monkeypatch, "numpy", ptx, (64, 1, 1))
+    np.testing.assert_array_equal(run(monkeypatch, "compiled", ptx, (64, 1, 1)), expected)
