@@ -317,7 +317,7 @@ def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journa
     """Return the daemon's logs; warn if their files cannot be opened, and continue without them."""
     directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
     try:
-        check_links(os.path.abspath(directory))
+        check_links(directory)
         # Only the last component is created, as with the pipe directory.
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory)

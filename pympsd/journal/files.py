@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd.process.links import check_link, check_links
+from pympsd.process.links import check_links
 
 MODE: Final = 0o644
 FOLDER_MODE: Final = 0o755
@@ -92,7 +92,7 @@ def _open(path: str, user: int | None, former: int | None = None) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
     if user is not None:
         return _open_of_user(path, flags | os.O_NOFOLLOW, user, former)
-    check_links(os.path.dirname(os.path.abspath(path)))
+    check_links(os.path.dirname(path))
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, MODE)
     except FileExistsError:
@@ -178,13 +178,13 @@ def _close_on_error(fd: int) -> Iterator[None]:
 
 
 def _open_existing(path: str, flags: int) -> int:
-    """Open a file; raise UntrustedLink for another user's link, because it may lead to any file of this user."""
+    """Open a file; raise UntrustedLink if another user's link leads to it, which may be any file of this user."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-    check_link(path)
+    check_links(path)
     return os.open(path, flags)
 
 

@@ -24,11 +24,12 @@ class UntrustedLink(FileError, OSError):
 
 
 def check_links(path: str) -> None:
-    """Raise UntrustedLink if a part of an absolute path is a symbolic link that is not trusted.
+    """Raise UntrustedLink if a part of a path is a symbolic link that is not trusted.
 
-    A missing part is not an error.
+    Links are followed, and ``..`` is resolved, as the kernel does when it opens the path. A missing part is not an
+    error.
     """
-    remaining = [part for part in reversed(path.split("/")) if part]
+    remaining = _reversed_parts(os.path.join(os.getcwd(), path))
     place, followed = "/", 0
     while remaining:
         part = remaining.pop()
@@ -46,22 +47,21 @@ def check_links(path: str) -> None:
         followed += 1
         if followed > MAX_LINKS:
             return  # opening it fails
-        check_link(here)
+        _check_owner(here, status, os.lstat(place))
         target = os.readlink(here)
         if target.startswith("/"):
             place = "/"
-        remaining += [part for part in reversed(target.split("/")) if part not in ("", ".")]
+        remaining += _reversed_parts(target)
 
 
-def check_link(link: str) -> None:
-    """Raise UntrustedLink if a symbolic link is not trusted. No other user can replace one that is trusted.
+def _reversed_parts(path: str) -> list[str]:
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
-    Raise another OSError if there is none any more.
-    """
+
+def _check_owner(link: str, status: os.stat_result, folder: os.stat_result) -> None:
     trusted = (0, os.geteuid())
-    owner, folder = os.lstat(link).st_uid, os.stat(os.path.dirname(link) or ".")
-    if owner not in trusted:
-        raise UntrustedLink(link, f"user {owner} made")
+    if status.st_uid not in trusted:
+        raise UntrustedLink(link, f"user {status.st_uid} made")
     if folder.st_uid not in trusted:
         raise UntrustedLink(link, f"user {folder.st_uid} can replace")
     if _is_open_to_others(folder) and not folder.st_mode & stat.S_ISVTX:

@@ -221,6 +221,12 @@ def test_a_log_that_another_user_has_linked_is_not_written(tmp_path: Path) -> No
     with pytest.raises(OSError, match="that user 12345 made") as caught:
         LogFile(str(inside / "other.log"))
     assert caught.value.filename == str(inside)
+    own = tmp_path / "own.log"
+    own.symlink_to(symbolic)
+    for path, link in ((own, symbolic), (f"{inside}/../other.log", inside)):  # a chain of links; .. behind a link
+        with pytest.raises(OSError, match="that user 12345 made") as caught:
+            LogFile(str(path))
+        assert caught.value.filename == str(link)
     assert secret.read_text() == "x"
 
 
