@@ -121,16 +121,16 @@ def open_sealed(pid: int, fd: int, name: str, size: int = 0) -> int:
 
     Raise OSError if it cannot be opened, ValueError if it is another file or has fewer than ``size`` bytes.
     """
-    # It may be any file, and opening a device may have effects, so find out first which file it is.
-    found = os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+    # The descriptor may be of any file, and opening a device may have effects, so find out first which file it is.
+    handle = os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
     try:
-        if os.readlink(f"/proc/self/fd/{found}") != f"/memfd:{name} (deleted)":
+        if os.readlink(f"/proc/self/fd/{handle}") != f"/memfd:{name} (deleted)":
             raise ValueError(f"descriptor {fd} of process {pid} is another file")
-        if os.fstat(found).st_dev != _file_system():
+        if os.fstat(handle).st_dev != _file_system():
             raise ValueError(f"descriptor {fd} of process {pid} is a file of huge pages")
-        opened = os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC)
+        opened = os.open(f"/proc/self/fd/{handle}", os.O_RDWR | os.O_CLOEXEC)
     finally:
-        os.close(found)
+        os.close(handle)
     try:
         if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise ValueError(f"the size of descriptor {fd} of process {pid} can change")

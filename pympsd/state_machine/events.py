@@ -42,7 +42,7 @@ class OperatorLine(Event):
     """The server whose socket received the line (protocol 3 only); empty means the daemon's own socket."""
     namespace: str = ""
     process: Origin | None = None
-    """The process that the line names; None if there is no such process."""
+    """The process that the line names; None if that process does not exist."""
     cgroups: frozenset[str] | None = None
     """The cgroups that exist, among those with limits that end with the cgroup; None if they were not checked."""
     origins: dict[int, Origin] = field(factory=dict)

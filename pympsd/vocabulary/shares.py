@@ -82,7 +82,7 @@ class SharedResource:
     """True if the resource exists in protocol 3 only, as named servers do."""
 
     def total_of(self, descriptors: int) -> int:
-        """Return how much all users together may have; 0 if there is no bound.
+        """Return how much all users together may have; 0 means without a bound.
 
         Args:
             descriptors: The daemon's limit of open files; some totals are a part of it.
@@ -189,7 +189,7 @@ class Shares:
         return max(resource.minimum, min(resource.share, largest))
 
     def total(self, resource: SharedResource) -> int:
-        """Return how much of a resource all users together may have; 0 if there is no bound."""
+        """Return how much of a resource all users together may have; 0 means without a bound."""
         return resource.total_of(self.descriptors)
 
     def count_for_users(self, resource: SharedResource, *, own: bool = True) -> int:

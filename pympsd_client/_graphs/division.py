@@ -157,11 +157,11 @@ def _latest(ends_of_nodes: Iterable[_Ends]) -> _Ends:
     latest: dict[Context, tuple[int, dict[int, None]]] = {}
     for ends in ends_of_nodes:
         for context, (stage, entries) in ends.items():
-            known = latest.get(context)
-            if known is None or stage > known[0]:
-                known = latest[context] = stage, {}
-            if stage == known[0]:
-                known[1].update(dict.fromkeys(entries))
+            so_far = latest.get(context)
+            if so_far is None or stage > so_far[0]:
+                so_far = latest[context] = stage, {}
+            if stage == so_far[0]:
+                so_far[1].update(dict.fromkeys(entries))
     return {context: (stage, tuple(entries)) for context, (stage, entries) in latest.items()}
 
 

@@ -47,9 +47,8 @@ def create(context: Context, flags: int, priority: int) -> Stream:
     clamped = max(min(priority, lowest), greatest)
     while context.ended_threads_streams:
         ended_stream = context.ended_threads_streams.popleft()
-        if (
-            streams.get(ended_stream) is not None
-        ):  # None if the thread ended after its context, which has been opened again
+        # It is unknown if the thread ended after its context, which has been opened again.
+        if streams.get(ended_stream) is not None:
             destroy(ended_stream)
     handle = context.allocate_handle()
     context.post(operations.CREATE_STREAM, handle, flags, clamped)

@@ -53,7 +53,7 @@ class QueueEntry:
     server: str = field(default=Factory(lambda self: server_of_user(self.uid), takes_self=True))
     """The name of the server that the entry waits for."""
     rule: Limits | None = None
-    """The limits that rules set for the client; None if there are no rules."""
+    """The limits that rules set for the client; None without rules."""
     sm_partition: str = ""
     """The value of the client's CUDA_MPS_SM_PARTITION."""
     connection: int = 0

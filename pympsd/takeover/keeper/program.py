@@ -50,7 +50,7 @@ CROWDED_SECONDS = 0.01
 
 
 class Keeper:
-    """The entries, the listening socket, and the link to the daemon (None if there is no daemon)."""
+    """The entries, the listening socket, and the link to the daemon (None without a daemon)."""
 
     def __init__(self, listener: _socket.socket, link: _socket.socket, waiting_seconds: float) -> None:
         self._listener = listener

@@ -69,7 +69,7 @@ def launch(
     epoch = 0 if cache is None else cache.epoch  # look-ups after this line are valid while the epoch is the same
     function = _known(handle)
     if function is None:
-        current()
+        current()  # without a context that is the error, whatever the handle
         function = function_of(handle, resolve(number(stream))[0] if handle in kernels else None)
     context = function.context
     opened = context.usable()

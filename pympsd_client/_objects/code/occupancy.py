@@ -53,16 +53,18 @@ def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> in
     return max(0, min(available - static, attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", available)))
 
 
+def _max_blocks(function: Function) -> int:
+    """Return the maximum number of blocks of a kernel's clusters."""
+    is_larger = function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED")
+    return MAX_CLUSTER_BLOCKS if is_larger else MAX_PORTABLE_CLUSTER_BLOCKS
+
+
 def largest_cluster(function: Function, config: LaunchConfig) -> int:
     """Return the maximum number of a launch's blocks in one cluster.
 
     Raise NOT_SUPPORTED if the device has no clusters, INVALID_CLUSTER_SIZE if no cluster of these blocks fits.
     """
-    sizes = [
-        MAX_CLUSTER_BLOCKS
-        if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED")
-        else MAX_PORTABLE_CLUSTER_BLOCKS
-    ]
+    sizes = [_max_blocks(function)]
     while sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
     largest = next((size for size in sizes if _clusters(function, config, size)), None)
@@ -78,11 +80,7 @@ def active_clusters(function: Function, config: LaunchConfig) -> int:
     """
     x, y, z = config.cluster
     size = x * y * z
-    maximum = (
-        MAX_CLUSTER_BLOCKS
-        if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED")
-        else MAX_PORTABLE_CLUSTER_BLOCKS
-    )
+    maximum = _max_blocks(function)
     if not 1 <= size <= maximum:
         raise _bad_cluster(f"a cluster has 1 to {maximum} blocks here, not {size}")
     if any(count % cluster_count for count, cluster_count in zip(config.grid, config.cluster, strict=True)):

@@ -1,8 +1,8 @@
 """Loads and stores of a vector at host addresses: one block of memory for all lanes, or each lane's own element.
 
-A processor with mask registers (AVX-512) loads, stores, gathers and scatters the elements of any lanes at once. For
-another, LLVM writes a test and a branch for each lane, so these accesses are written twice: for warps in which all
-lanes take part, without masks, and for others with a loop in C (`kernels_gather`, `kernels_scatter`).
+A processor with mask registers (AVX-512) stores, gathers and scatters the elements of any lanes by one instruction.
+For others LLVM writes a test and a branch for each lane, so these accesses are written twice: for warps in which all
+lanes take part, without masks, and for the rest with a loop in C (`kernels_gather`, `kernels_scatter`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ class VectorMemory(Lanes):
     """The part of a kernel's writer for the memory accesses of vectors."""
 
     def _by_mask(self, mask: str, whole: Callable[[], str], part: Callable[[], str], kind: str = "void") -> str:
-        """Write `whole` for the case that `mask` has all lanes, and `part` for others; return the result of either.
-
-        With mask registers `part` is as fast for all lanes, and `whole` is not written.
-        """
-        if self.has_masks:
-            return part()
+        """Write `whole` for a `mask` of all lanes, and `part` for others; return the result of either."""
         full, some, join = self.label("full"), self.label("some"), self.label("accessed")
         self.branch(self.op("icmp eq", self.mask_type, mask, "-1"), full, some, LIKELY)
         self.place(full)
@@ -52,7 +47,10 @@ class VectorMemory(Lanes):
             self.line(f"store {kind} {value}, ptr {pointer}, align {bits // 8}")
             return ""
 
-        self._by_mask(mask, store_all, store_part)
+        if self.has_masks:
+            store_part()
+        else:
+            self._by_mask(mask, store_all, store_part)
 
     def load_masked(self, pointer: str, bits: int, mask: str) -> str:
         """Load consecutive elements of the lanes in `mask`; if it is empty, the pointer may be to any place."""
@@ -106,11 +104,11 @@ class VectorMemory(Lanes):
             )
 
         def gather_part() -> str:
-            if self.has_masks:
-                return gather(self.as_lanes(mask))
             addresses = self.cast("ptrtoint", places, pointers, self.vector.of("i64"))
             return self.gather_slowly(addresses, kind, bits // 8, mask)
 
+        if self.has_masks:
+            return gather(self.as_lanes(mask))
         return self._by_mask(mask, lambda: gather(self.vector.constant("i1", 1)), gather_part, kind)
 
     def scatter_elements(self, places: str, value: str, bits: int, mask: str) -> None:
@@ -121,9 +119,10 @@ class VectorMemory(Lanes):
             return self.call(name, "void", (kind, value), (f"{pointers} align {bits // 8}", places), (lanes, mask))
 
         def scatter_part() -> str:
-            if self.has_masks:
-                return scatter(self.as_lanes(mask))
             addresses = self.cast("ptrtoint", places, pointers, self.vector.of("i64"))
             return self.scatter_slowly(addresses, value, kind, bits // 8, mask)
 
-        self._by_mask(mask, lambda: scatter(self.vector.constant("i1", 1)), scatter_part)
+        if self.has_masks:
+            scatter(self.as_lanes(mask))
+        else:
+            self._by_mask(mask, lambda: scatter(self.vector.constant("i1", 1)), scatter_part)
