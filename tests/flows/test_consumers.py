@@ -250,7 +250,7 @@ def test_c10_a_quit_does_not_wait_for_a_pid_1_that_reaps_late(make_daemon: MakeD
     pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
     began = time.monotonic()
     daemon.say("quit")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < SECONDS / 6
     assert _list_shown()[pid] == "[exited] <defunct>"
     os.waitpid(pid, 0)
 
