@@ -86,7 +86,7 @@ def test_empty_settings_are_none() -> None:
     ],
 )
 def test_devices_that_do_not_exist_are_named(environment: dict[str, str], words: str, warnings: int) -> None:
-    """A wrong setting is printed also if the program ignores cuInit's error; devices may be hidden on purpose."""
+    """A wrong setting is also printed, for programs that ignore cuInit's error; hiding devices is no mistake."""
     done = _run("cuda.cuInit(0); print(name(cuda.cuInit(0)), last_error())", **environment)
     assert done.stdout.startswith("CUDA_ERROR_NO_DEVICE ")
     assert words in done.stdout
