@@ -56,16 +56,16 @@ def _problem(status: os.stat_result, path: str) -> str:
     """Return why a file must not be read; empty if it may be read."""
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-        return f"a configuration file must be a regular file, not {kind}; write it to one first"
+        return f"a configuration file must be a regular file, not {kind}; write the text to a regular file first"
     if os.geteuid() != 0:
         return ""
     if status.st_mode & stat.S_IWOTH:
-        return "everybody can write to it, so root does not read it; chmod o-w helps"
+        return "root does not read a file that everybody can write to; remove that right with chmod o-w"
     folder = os.path.dirname(os.path.realpath(path))
     if status.st_uid != 0 and os.stat(folder).st_mode & stat.S_IWOTH:
         return (
-            f"it is user {status.st_uid}'s, in a directory where everybody can put files, so root does not read it; "
-            "copy it to a directory of root's"
+            f"root does not read a file of user {status.st_uid} in a directory where everybody can put files; "
+            "copy the file to a directory of root's"
         )
     return ""
 

@@ -78,7 +78,7 @@ class MessageChannel(SendQueue):
                     pass
                 return frame
         except trio.TooSlowError:
-            self.failure = LimitExceeded(f"it has begun a message and not sent the rest within {seconds:g} s")
+            self.failure = LimitExceeded(f"the rest of a message did not arrive within {seconds:g} s")
             raise self.failure from None
 
     async def _receive_more(self) -> bool:

@@ -37,7 +37,7 @@ class PacketChannel(SendQueue):
                 packet = (await self._next(limit, 0))[0]
             self.allowance.count_received(len(packet))
         except trio.TooSlowError:
-            self.failure = LimitExceeded(f"it has begun a message and not sent the rest within {seconds:g} s")
+            self.failure = LimitExceeded(f"the rest of a message did not arrive within {seconds:g} s")
             raise self.failure from None
         except LimitExceeded as error:
             self.failure = error

@@ -61,7 +61,9 @@ class SendQueue:
             return
         try:
             if self.queued_bytes > QUEUE_BYTES:
-                raise LimitExceeded(f"it has left {self.queued_bytes} bytes unread; {QUEUE_BYTES} are allowed")
+                raise LimitExceeded(
+                    f"{self.queued_bytes} bytes of this connection are unread; {QUEUE_BYTES} are allowed"
+                )
             self.allowance.count_queued(self.queued_bytes + len(data))
         except LimitExceeded as error:
             close_all(fds)
@@ -149,7 +151,7 @@ class SendQueue:
                 close_all(fds)
                 self._sent.set()
         if scope.cancelled_caught:
-            self._fail(LimitExceeded(f"it has not read within {seconds:g} s what was sent to it"))
+            self._fail(LimitExceeded(f"the data sent to this connection was not read within {seconds:g} s"))
 
     async def _send_one(self, data: bytes, fds: tuple[int, ...]) -> None:
         unsent = memoryview(data)

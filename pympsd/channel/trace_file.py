@@ -68,13 +68,13 @@ class TraceFile:
             fd = os.open(path, flags, 0o644)
         except OSError as error:
             if error.errno == errno.ELOOP and os.path.islink(path):
-                raise OSError(errno.ELOOP, f"it is a symbolic link; {ALLOWED}") from None
+                raise OSError(errno.ELOOP, f"the path is a symbolic link; {ALLOWED}") from None
             raise
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, f"it is not a regular file; {ALLOWED}")
+                raise OSError(errno.EINVAL, f"the path is not a regular file; {ALLOWED}")
             if (begin := os.pread(fd, len(BEGIN), 0)) not in (b"", BEGIN):
-                raise OSError(errno.EEXIST, f"it is not a trace file; {ALLOWED}")
+                raise OSError(errno.EEXIST, f"the file is not a trace; {ALLOWED}")
             if not begin:
                 # Written at offset 0, not appended, because another process may do the same at this moment.
                 os.pwrite(fd, BEGIN, 0)

@@ -85,7 +85,7 @@ def give_commands(
         if reason == OTHER_KIND and (reason := daemon.connect(own_socket(), timeout)):
             return _give_to_driver(path, [] if if_protocol else words, strict, timeout, sendable)
         if not reason and daemon.has_ended():
-            reason = "its daemon has ended"
+            reason = "the daemon at this socket has ended"
         if reason:
             _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE

@@ -80,7 +80,7 @@ class DaemonConnection:
         if reason == OTHER_KIND:
             path = own_socket(folder)
             reason = self.connect(path, timeout)
-        return path, reason or ("its daemon has ended" if self.has_ended() else "")
+        return path, reason or ("the daemon at this socket has ended" if self.has_ended() else "")
 
     def has_ended(self) -> bool:
         """Return whether the listening process has ended.

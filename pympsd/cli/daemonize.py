@@ -158,8 +158,8 @@ def _read_settings(options: Options, protocol: int) -> Settings:
         settings = evolve(settings, users=options.users)
     if options.multiuser and settings.users == "together":
         raise StartError(
-            "-multiuser-server: it has one server for all users, and --users together (or PYMPSD_USERS) one for "
-            "each; choose one of them"
+            "-multiuser-server starts one server for all users, but --users together (or PYMPSD_USERS) one for each "
+            "user; choose one of the two"
         )
     settings = add_shares(settings, options.user_shares, protocol)
     if options.overtaking_seconds is not None:

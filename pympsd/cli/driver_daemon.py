@@ -67,7 +67,7 @@ def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) ->
         except OSError:
             daemon.connect(path)
         if daemon.recv(handshake.LINE_BYTES) != handshake.HELLO:
-            raise RemoteError("its protocol is a different one; it may be from an older driver")
+            raise RemoteError("the daemon uses another protocol, perhaps that of an older driver")
         lines, is_foreign = select(daemon, lines)
         own = UCRED.pack(os.getpid(), os.getuid(), os.getgid())
         daemon.sendmsg([handshake.CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, own)])
@@ -88,7 +88,7 @@ def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) ->
             sys.stdout.buffer.write((escape_controls(text) if is_escaped else text) + b"\n")
         sys.stdout.flush()
         if not packet and not any(line.split()[:1] == [b"quit"] for line in lines):
-            raise RemoteError("it closed the connection before it answered")
+            raise RemoteError("the daemon closed the connection before answering")
 
 
 def _receive(daemon: socket.socket, give_up: float) -> bytes:

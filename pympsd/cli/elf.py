@@ -54,7 +54,7 @@ class ElfFile:
         try:
             header = self._read(0, _HEADER_BYTES)
             if header[:4] != MAGIC:
-                raise BadElf("it does not begin as an ELF file does")
+                raise BadElf("the file does not begin as an ELF file does")
             self.machine = _machine(header)
             self.is_foreign = _kind(header) != _kind(_read_own_header())
             self._header = header
@@ -94,10 +94,10 @@ class ElfFile:
 
     def _read(self, offset: int, size: int) -> bytes:
         if size > MAX_READ or offset >= 1 << 63:
-            raise BadElf("it names a part that is too large")
+            raise BadElf("a part of the file is too large")
         content = posix.pread(self._fd, size, offset)
         if len(content) < size:
-            raise BadElf("it is cut off")
+            raise BadElf("the file is cut off")
         return content
 
     def _read_libraries(self) -> None:
@@ -107,7 +107,7 @@ class ElfFile:
             *struct.unpack_from("=HH", self._header, 54),
         )
         if count and size != 56:
-            raise BadElf("its program headers have another size")
+            raise BadElf("the program headers must have 56 bytes each")
         # type, flags, offset, virtual address, physical address, bytes in the file, in memory, alignment
         headers = list(struct.iter_unpack("=IIQQQQQQ", self._read(offset, size * count)))
         self.is_static = all(header[0] != _PT_INTERP for header in headers)
@@ -131,7 +131,7 @@ class ElfFile:
                 table = strings[0] - address + offset
                 break
         else:
-            raise BadElf("its string table is in no segment")
+            raise BadElf("the string table is not in a segment")
         for tag, value in entries:
             if tag == _DT_NEEDED:
                 self.needed.append(self._text(table + value))
@@ -141,7 +141,7 @@ class ElfFile:
 
     def _text(self, offset: int) -> str:
         if offset >= 1 << 63:
-            raise BadElf("it names a part that is too far away")
+            raise BadElf("the offset of a text is too large")
         return posix.pread(self._fd, _MAX_TEXT, offset).partition(b"\0")[0].decode(errors="surrogateescape")
 
     def _sections(self) -> "Iterator[tuple[bytes, int, int]]":

@@ -104,7 +104,7 @@ def _explain(run: str) -> None:
         refusals = json.loads(query.stdout)
         lines = [f"{refusal['call']}: {refusal['result']}: {refusal['reason']}" for refusal in refusals]
     except (ValueError, TypeError, KeyError):
-        problem = " ".join((query.stderr or query.stdout).split()) or "its answer is not a list of refusals"
+        problem = " ".join((query.stderr or query.stdout).split()) or "the daemon's answer is not a list of refusals"
         lines = [f"the MPS control daemon cannot be asked why clients were refused: {problem}"]
     for line in dict.fromkeys(lines):
         print(f"pympsd: {printable(line)}", file=sys.stderr, flush=True)

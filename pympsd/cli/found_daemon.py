@@ -36,13 +36,13 @@ def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
             is_vendor = daemon.connect(contacted_path, timeout)
             kind, reason = "NVIDIA's own daemon" if is_vendor else "pympsd, which manages the driver's server", ""
         elif not reason and daemon.has_ended():
-            reason = "it has ended; the next one takes over its servers"
+            reason = "the daemon has ended; the next daemon takes over its servers"
         if reason:
             kind, status = f"no daemon ({reason})", UNREACHABLE
         elif not kind.startswith("NVIDIA"):
             protocol = _ask_protocol(daemon, contacted_path)
     except TimeoutError:
-        remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
+        remedy = f"if the daemon is stopped, continue it: kill -CONT {daemon.pid()}"
         kind, status = f"a daemon that has sent nothing for {timeout:g} s; {remedy}", SILENT
     finally:
         daemon.close()

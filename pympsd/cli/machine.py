@@ -72,4 +72,4 @@ def _load(path: str) -> object:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise BadMachine(f"it is not YAML: {' '.join(str(error).split())}") from None
+        raise BadMachine(f"the text is not YAML: {' '.join(str(error).split())}") from None

@@ -53,24 +53,24 @@ def examine(path: str, libraries: str) -> Examined:
         with ElfFile(path) as program:
             return _examine(program, path, libraries)
     except (OSError, BadElf) as error:
-        return Examined(f"its ELF file cannot be read: {getattr(error, 'strerror', None) or error}")
+        return Examined(f"the program's ELF file cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def _examine(program: ElfFile, path: str, libraries: str) -> Examined:
     """Return whether a program uses CUDA and why it cannot be routed, from its open ELF file."""
     if program.is_foreign:
-        reason = f"it is a program for {program.machine}, and pympsd's libraries here are for {os.uname().machine}"
+        reason = f"the program is for {program.machine}, but pympsd's libraries here are for {os.uname().machine}"
         return Examined(reason, uses_cuda=True)
     linked = [name for name in program.needed if os.path.basename(name).startswith(_CUDA)]
     if program.find_static_runtime():
         reason = (
-            "it has a static CUDA runtime, which needs undocumented functions of the driver; build it with "
+            "the program has a static CUDA runtime, which needs undocumented functions of the driver; build it with "
             "nvcc -cudart shared (CMake: CMAKE_CUDA_RUNTIME_LIBRARY=Shared)"
         )
         return Examined(reason, uses_cuda=True, libraries=linked)
     uses_cuda = bool(linked) or program.has_device_code()
     if uses_cuda and not os.path.exists(f"{libraries}/libcuda.so.1"):
-        reason = f"{libraries} has no libcuda.so.1: pympsd was installed without a C compiler; install it again"
+        reason = f"{libraries} has no libcuda.so.1: pympsd was installed without a C compiler; install both"
     else:
         reason = (
             _loader_ignores_path(program, path)
@@ -82,9 +82,9 @@ def _examine(program: ElfFile, path: str, libraries: str) -> Examined:
 
 def _loader_ignores_path(program: ElfFile, path: str) -> str:
     if program.is_static:
-        return "it is statically linked, so the dynamic loader does not load libraries for it"
+        return "the program is statically linked, so the dynamic loader loads no libraries; link it dynamically"
     if privilege := _privilege(path):
-        return f"it {privilege}, so the dynamic loader ignores LD_LIBRARY_PATH; run a copy without them"
+        return f"the program {privilege}, so the dynamic loader ignores LD_LIBRARY_PATH; run a copy without them"
     return ""
 
 
@@ -105,7 +105,7 @@ def _privilege(path: str) -> str:
 def _loader_has_name(linked: "Sequence[str]") -> str:
     for name in linked:
         if "/" in name:
-            return f"it is linked with {name} by its path; link it with -L and -l, by its name"
+            return f"the program is linked with {name} by path; link it by name, with -L and -l"
     return ""
 
 
@@ -118,7 +118,7 @@ def _loader_has_rpath(program: ElfFile, path: str, libraries: str) -> str:
         for name in _list_libraries(libraries):
             if os.path.exists(os.path.join(folder, name)):
                 return (
-                    f"its DT_RPATH finds {folder}/{name} before LD_LIBRARY_PATH; link it with "
+                    f"the program's DT_RPATH finds {folder}/{name} before LD_LIBRARY_PATH; link the program with "
                     "-Wl,--enable-new-dtags, or remove the entry with patchelf --remove-rpath"
                 )
     return ""

@@ -145,11 +145,11 @@ class Options:
         for option, is_given, why in (
             ("--driver", self.driver, "the daemon behaves as with that driver"),
             ("--metrics", self.metrics, "the daemon serves the metrics"),
-            ("--replace", self.replace, "it starts a daemon that replaces the running one"),
+            ("--replace", self.replace, "the new daemon replaces the running one"),
             (USER_SHARE, self.user_shares, "the daemon has the shares"),
             (self.static, self.static, "a daemon has static SM partitions from its start"),
             *((flag, True, START_FLAGS[flag]) for flag in sorted(self.start_flags)),
-            ("--terminate-by-reset", self.terminate_by_reset, "it is set when the daemon starts"),
+            ("--terminate-by-reset", self.terminate_by_reset, "a daemon has this setting from its start"),
         ):
             if is_given and not self.start:
                 raise BadOption(f"{option} goes with -d or -f: {why}")

@@ -324,7 +324,7 @@ def _compare_server(server: ServerPlan, present: NamedServer, state: State) -> I
         return  # its owner is not the file's user, and could lift all limits again
     ordinals = present.ordinals(len(state.context.devices))
     if server.devices not in (None, ordinals):
-        yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
+        yield Impossible(f"server '{name}' keeps its devices: delete the server first to give it others")
     own = [f"max-{difference}" for difference in _differences(present.maximum, server.maximum, ordinals)]
     contains, before = server.contains_partitions, present.contains_partitions
     if contains not in (None, before):
@@ -369,7 +369,7 @@ def _compare_partition(plan: PartitionPlan, present: NamedServer, state: State) 
     chunks = sum(chunk != remainder for chunk in existing.chunks)
     if (chunks, remainder in existing.chunks) != (plan.chunks, plan.include_remainder):
         reason = f"SM partition '{present.name}/{plan.name}' keeps its SMs on device {index}"
-        yield Impossible(f"{reason}: delete it first to give it others")
+        yield Impossible(f"{reason}: delete the partition first to give it others")
 
 
 def _prune_partitions(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:

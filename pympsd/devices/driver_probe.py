@@ -37,7 +37,7 @@ def ask_driver() -> Probed:
     """
     server = find_spec("pympsd_server")
     if server is None or server.origin is None:
-        return Probed(unusable="the package pympsd_server, which asks it, is not installed here")
+        return Probed(unusable="the package pympsd_server, which queries it, is not installed here")
     script = os.path.join(os.path.dirname(server.origin), *_PLACE)
     return run_probe([sys.executable, "-I", script])
 
@@ -57,14 +57,16 @@ def run_probe(command: list[str], seconds: float = SECONDS) -> Probed:
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        return Probed(unusable=f"it did not report its devices within {seconds:g} s")
+        return Probed(unusable=f"the driver did not report its devices within {seconds:g} s")
     except OSError as error:
-        return Probed(unusable=f"the program that asks it could not be started: {error}")
+        return Probed(unusable=f"the program that queries it could not be started: {error}")
     try:
         return msgspec.json.decode(done.stdout, type=Probed)
     except (msgspec.DecodeError, UnicodeDecodeError):
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return Probed(unusable=f"the program that asks it ended with status {done.returncode}: {last or 'no word'}")
+        return Probed(
+            unusable=f"the program that queries it ended with status {done.returncode}: {last or 'no word'}"
+        )
 
 
 def driver_version() -> str:

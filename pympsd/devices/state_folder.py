@@ -124,11 +124,12 @@ class StateFolder:
                 f"{self.path}), end it and try again."
             )
         if isinstance(error, IsADirectoryError):
-            remedy = "End the process that creates it and remove it."
-            return f"{self.path}/{MODES}: a folder is in its place and reappears. {remedy}"
+            remedy = "End the process that creates the folder, then remove the folder."
+            return f"{self.path}/{MODES}: a folder is in the place of this file and reappears. {remedy}"
         if (owner := self._untrusted_owner()) is not None:
-            reason = f"{error.strerror}: it is user {owner}'s, and not for everybody"
-            return f"{self.path}: {reason}. Remove it, or name another in {DIRECTORY}, of daemon and pympsd-smi."
+            reason = f"{error.strerror}: the folder is user {owner}'s, and not for everybody"
+            remedy = f"Remove the folder, or set {DIRECTORY} to another one for the daemon and pympsd-smi."
+            return f"{self.path}: {reason}. {remedy}"
         return f"{self.path}: {error.strerror}. Make the folder for everybody (mkdir -m 1777)."
 
     def modes(self) -> dict[str, str]:

@@ -146,7 +146,7 @@ def _check_folder(folder: int, path: str, user: int, former: int | None) -> None
         # A folder that contains only logs of this name, moved away ones included, may be given to a server's user.
         is_free = all(file.startswith(os.path.basename(path)) for file in os.listdir(folder))
     if owner not in (user, former) and not is_free:
-        raise OSError(errno.EPERM, f"its folder is user {owner}'s", path)
+        raise OSError(errno.EPERM, f"the log's folder is user {owner}'s", path)
 
 
 def _open_inside(folder: int, path: str, flags: int) -> int:
@@ -161,7 +161,9 @@ def _open_inside(folder: int, path: str, flags: int) -> int:
         with _close_on_error(fd):
             status, owner = os.fstat(fd), os.fstat(folder).st_uid
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid != owner:
-                raise OSError(errno.EPERM, f"it is not a file of user {owner} with a single name", path) from None
+                raise OSError(
+                    errno.EPERM, f"the log must be a regular file of user {owner} with a single name", path
+                ) from None
         return fd
     with _close_on_error(fd):
         os.fchmod(fd, MODE)
@@ -192,4 +194,8 @@ def _check_hard_links(path: str, status: os.stat_result) -> None:
     """Raise OSError for a file with several names in a folder of another user, who may have made this one."""
     owner = os.stat(os.path.dirname(path)).st_uid
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and owner not in _TRUSTED:
-        raise OSError(errno.EMLINK, f"it has {status.st_nlink} names (links), and the folder is user {owner}'s", path)
+        raise OSError(
+            errno.EMLINK,
+            f"the log has {status.st_nlink} names (links) in a folder of user {owner}; one is allowed there",
+            path,
+        )

@@ -130,7 +130,7 @@ def _events(text: str) -> Iterator[dict[str, Any]]:
     """Yield the events of a trace. The last line may be incomplete, if a process was killed or the disk is full."""
     lines = text.splitlines()
     if lines[:1] != ["["]:
-        raise BadTrace("it is not a trace of pympsd, whose first line is '['")
+        raise BadTrace("the file is not a trace of pympsd, whose first line is '['")
     for number, line in enumerate(lines[1:], 2):
         if line == "]":
             continue

@@ -19,7 +19,7 @@ class UntrustedLink(FileError, OSError):
     """A part of a path, ``filename``, is a link that another user made or can replace; ``strerror`` states which."""
 
     def __init__(self, link: str, origin: str) -> None:
-        reason = f"it is a symbolic link to {os.readlink(link)} that {origin}: name its target itself"
+        reason = f"a symbolic link to {os.readlink(link)} that {origin}; give the path of the target instead"
         super().__init__(errno.ELOOP, reason, link)
 
 

@@ -76,7 +76,10 @@ def _listen_at(path: str) -> socket.socket:
     try:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise FileExistsError(errno.EEXIST, "it is not a socket: remove it, or choose another path")
+                raise FileExistsError(
+                    errno.EEXIST,
+                    "the file at this path is not a socket: remove the file, or choose another path",
+                )
             if _is_abandoned(path):
                 os.unlink(path)
         sock.bind(path)

@@ -64,7 +64,8 @@ from pympsd.vocabulary.results import Result
 MAX_LISTED: Final = 16
 """The maximum number of remaining clients that an answer in words lists; an answer in JSON lists all of them."""
 _UNSEEN: Final = (
-    "its PID is not visible here, and it is not the only such client of its server: end its process where it runs"
+    "the client's PID is not visible here, and its server has other such clients: end the client's process where "
+    "it runs"
 )
 
 

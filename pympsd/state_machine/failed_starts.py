@@ -110,7 +110,7 @@ def handle_death_unserved(daemon: Daemon, server: Server, death: Death) -> Itera
     reason = _reason(server, death, "was ready but before it served anybody")
     if count > len(PAUSES):
         yield from _give_up(daemon, server, count, reason)
-        refusal = f"{reason}; see server.log; it was tried {count} times; try again in {REFUSED_FOR:g} s"
+        refusal = f"{reason}; see server.log; the start was tried {count} times; try again in {REFUSED_FOR:g} s"
         daemon.failed_starts[server.name] = FailedStarts(count, server.id, server.id, refusal)
         yield SetTimer(Timer(TimerKind.RETRY, server.id), REFUSED_FOR)
         return
@@ -194,7 +194,7 @@ def _pause(daemon: Daemon, server: Server, failed: FailedStarts, reason: str) ->
 def _give_up(daemon: Daemon, server: Server, count: int, reason: str) -> Iterator[Instruction]:
     where = daemon.place_of(server.name)
     yield Log("server_start_given_up", {"uid": server.uid, "count": count, "reason": reason, **where})
-    yield from refuse_waiting(daemon, server.name, f"{reason}; see server.log; it was tried {count} times")
+    yield from refuse_waiting(daemon, server.name, f"{reason}; see server.log; the start was tried {count} times")
 
 
 def _reason(server: Server, death: Death, when: str = "") -> str:

@@ -180,4 +180,4 @@ def check_cgroups(daemon: Daemon, process: ClientProcess) -> None:
         and daemon.process_limits.accounts_cgroups
         and (process.origin is None or process.origin.cgroups is None)
     ):
-        raise Unknown("limits of cgroups hold (memacct), and the daemon cannot see its cgroup")
+        raise Unknown("limits of cgroups hold (memacct), but the daemon cannot see the client's cgroup")

@@ -63,8 +63,8 @@ def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
         # Driver 580, and its own server, do not read the variable, and run the client on all SMs.
         if not text or not daemon.options.has_own_servers or daemon.options.driver < STATIC_SINCE:
             return {}
-        remedy = "start it with -S, or the client without CUDA_MPS_SM_PARTITION"
-        problem = f"named SM partition '{text}', and this daemon has none: it was started without -S; {remedy}"
+        remedy = "start the daemon with -S, or the client without CUDA_MPS_SM_PARTITION"
+        problem = f"named SM partition '{text}', but this daemon was started without -S and has none; {remedy}"
         return dict.fromkeys(range(len(daemon.devices)), ChosenPartition(problem=problem))
     choices: dict[int, ChosenPartition] = {}
     entries = [_CREATED.sub(r"\1", part.strip()).partition("/") for part in text.split(",")]
@@ -77,7 +77,11 @@ def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
         if partition is not None:
             choices[device] = ChosenPartition(partition.name, partition.chunks)
             continue
-        has = f"it has: {', '.join(present)}" if present else "it has none ('sm_partition add' makes one)"
+        has = (
+            f"the device has: {', '.join(present)}"
+            if present
+            else "the device has none ('sm_partition add' adds one)"
+        )
         if text:
             what = f"SM partition '{text}', which device {properties.uuid} does not have"
         else:
@@ -128,13 +132,13 @@ def _owner(daemon: Daemon, entry: str) -> str:
         for partition in named_server.partitions:
             device = daemon.devices[partition.device]
             if partition_id(named_server.name, device, partition.name) in (entry, entry.partition("/")[2]):
-                return f": it is '{partition.name}' of server '{named_server.name}' on device {device.uuid}"
+                return f": this is '{partition.name}' of server '{named_server.name}' on device {device.uuid}"
     return ""
 
 
 def _problem(daemon: Daemon, named_server: NamedServer, device: int, entry: str) -> str:
     names = ", ".join(sorted(partition.name for partition in named_server.partitions if partition.device == device))
-    has = f"it has: {names}" if names else "it has none"
+    has = f"the device has: {names}" if names else "the device has none"
     uuid = daemon.devices[device].uuid
     if entry:
         lacks = f"which device {uuid} of server '{named_server.name}' does not have{_owner(daemon, entry)}"

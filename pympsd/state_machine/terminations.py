@@ -37,14 +37,16 @@ RESET_TIMEOUT: Final = 30.0
 """The seconds that the daemon waits with --terminate-by-reset: the server then does not give up, but resets the
 device."""
 CAUSES: Final[dict[int, str]] = {
-    Result.ERROR_INVALID_CONTEXT: "the process has no active context on it: it was ended before, or never had one",
+    Result.ERROR_INVALID_CONTEXT: (
+        "the client has no active context on the server: its contexts were ended before, or it never had one"
+    ),
     Result.ERROR_LAUNCH_TIMEOUT: (
-        "one of its kernels still runs, or its executor is stopped; a daemon with --terminate-by-reset would end it "
-        "with its device's work"
+        "a kernel of the client still runs, or the client's executor is stopped; a daemon with --terminate-by-reset "
+        "would end the client with all work on the device"
     ),
     Result.ERROR_NOT_SUPPORTED: (
-        "it has created contexts since it was terminated, and keeps the terminated ones; the driver's server would "
-        "hang if it was asked again: end the process"
+        "the client has created contexts since it was terminated, and keeps the terminated ones; the driver's server "
+        "would hang on another request: end the client's process"
     ),
     Result.ERROR_MPS_RPC_FAILURE: "the server has ended, and the client's work with it",
 }
@@ -126,7 +128,8 @@ def end_with_timeout(daemon: Daemon, token: int) -> Iterator[do.Instruction]:
     if (termination := daemon.terminations.pending.get(token)) is None:
         return
     code = Result.ERROR_LAUNCH_TIMEOUT
-    why = f"the server did not answer within {termination.timeout:g} s; shutdown_server -f ends it with its clients"
+    remedy = "shutdown_server -f ends the server with its clients"
+    why = f"the server did not answer within {termination.timeout:g} s; {remedy}"
     in_digits = refusal(f"{code}", diagnostic=f"terminate_client: {why}")
     yield from _end(daemon, token, _answer_in_words(termination, code) if termination.in_words else in_digits, code)
 
@@ -137,7 +140,7 @@ def _answer(termination: Termination, code: int) -> Answer:
         return _answer_in_words(termination, code)
     if code == 0:
         return lines("0")
-    why = CAUSES.get(code, "the server could not end it")
+    why = CAUSES.get(code, "the server could not end the client")
     return refusal(f"{code}", diagnostic=f"terminate_client: {why}")
 
 

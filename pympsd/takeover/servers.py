@@ -243,7 +243,7 @@ class PendingServer:
             channel.send(link.ReportRequest(Versions(), token))
             hello, reports = await _receive_report(dispatcher, session, channel, token)
             if agree(Versions(), hello.versions) is None:
-                self.obstacle = f"it has protocol versions {hello.versions.oldest} to {hello.versions.newest}"
+                self.obstacle = f"the server has protocol versions {hello.versions.oldest} to {hello.versions.newest}"
         if self.obstacle:
             channel.send(link.ServerDismissed(self.obstacle))
             self.resolved.set()
@@ -253,7 +253,7 @@ class PendingServer:
         clients = tuple(_check_report(dispatcher, session.uid, client) for client in reports)
         contexts = sum(len(client.contexts) for client in clients)
         if contexts > MAX_CONTEXTS or len({client.id for client in clients}) < len(clients):
-            raise RemoteError(f"it reports {contexts} contexts of {len(clients)} clients")
+            raise RemoteError(f"the server reports {contexts} contexts of {len(clients)} clients")
         if hello.status not in set(ServerStatus):
             raise RemoteError(f"{hello.status!r} is not a server status")
         session.take_over(channel)
@@ -401,7 +401,7 @@ async def _receive_report(
         if isinstance(message, link.LogRecord | link.LogDropped):
             session.handle(dispatcher, message)
     if not 0 <= message.clients <= MAX_CLIENTS:
-        raise RemoteError(f"it reports {message.clients} clients")
+        raise RemoteError(f"the server reports {message.clients} clients; at most {MAX_CLIENTS} are possible")
     return message, [await _next(channel) for _ in range(message.clients)]
 
 
@@ -415,23 +415,23 @@ async def _next(channel: MessageChannel) -> object:
 def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
     """Return the client that a server's report describes; raise RemoteError if that client is impossible."""
     if not isinstance(report, link.ReturningClient):
-        raise RemoteError(f"{type(report).__name__} where its clients were due")
+        raise RemoteError(f"the server sent {type(report).__name__} where the daemon expected a client")
     # This daemon's ids begin above all earlier ones.
     if not 0 < report.client < first_id(dispatcher.state.lifetime.generation) or report.pid < 0:
-        raise RemoteError(f"it cannot have a client {report.client} with PID {report.pid}")
+        raise RemoteError(f"the server cannot have a client {report.client} with PID {report.pid}")
     if uid not in (0, report.uid):
         raise RemoteError(f"a server of user {uid} cannot have a client of user {report.uid}")
     for context_id, number, device in report.contexts:
         if context_id < 1 or number < 1 or not 0 <= device < len(dispatcher.state.devices):
-            raise RemoteError(f"it cannot have a context {number} on device {device}")
+            raise RemoteError(f"the server cannot have a context {number} on device {device}")
     devices = range(len(dispatcher.state.devices))
     if any(
         device not in devices or (name and not is_partition_name(name)) for device, name in report.partitions.items()
     ):
-        raise RemoteError("it cannot have such SM partitions")
+        raise RemoteError("the server cannot have such SM partitions")
     has_limits = report.limits is None or report.limits.is_possible(len(devices))
     if not has_limits or not {*report.groups} <= {*devices} or not 0 <= report.since <= time.time() + CLOCK_SECONDS:
-        raise RemoteError(f"it cannot have such limits, or a client since {report.since:g}")
+        raise RemoteError(f"the server cannot have such limits, or a client since {report.since:g}")
     process = ClientProcess(
         Peer(report.pid, report.uid, NO_USER),
         sanitise(report.command.encode()),

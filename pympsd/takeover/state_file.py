@@ -161,24 +161,24 @@ def is_writer_running(folder: str) -> bool:
 
 def _check_owner(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise StateRefused("it is not a regular file")
+        raise StateRefused("the file is not a regular file")
     if status.st_uid != os.geteuid():
-        raise StateRefused(f"it belongs to user {status.st_uid}, not to {os.geteuid()}")
+        raise StateRefused(f"the file belongs to user {status.st_uid}, not to {os.geteuid()}")
     if status.st_mode & 0o077 or status.st_nlink != 1:
-        raise StateRefused("others than its owner may have changed it")
+        raise StateRefused("users other than the owner may have changed the file")
 
 
 def _check(data: bytes) -> SavedState:
     if len(data) > MAX_BYTES:
-        raise StateRefused(f"it is longer than {MAX_BYTES} bytes")
+        raise StateRefused(f"the file is longer than {MAX_BYTES} bytes")
     try:
         saved = _decode(data)
     except (ValueError, RecursionError) as error:
-        raise StateRefused(f"it is damaged: {error}") from None
+        raise StateRefused(f"the file is damaged: {error}") from None
     if saved.format != FORMAT:
-        raise StateRefused(f"it has format {saved.format}, not {FORMAT}")
+        raise StateRefused(f"the file has format {saved.format}, not {FORMAT}")
     if (saved.boot, saved.pid_namespace) != (_boot(), _pid_namespace()):
-        raise StateRefused("it was written before this machine, or this container, was started")
+        raise StateRefused("the file was written before this machine, or this container, was started")
     if _is_running(*saved.writer):
         raise StillRuns(f"the daemon that wrote it, process {saved.writer[0]}, still runs: its lock was removed")
     return saved
@@ -215,7 +215,7 @@ def _upgrade(contents: Any) -> None:
             if (percentage := rule["limits"].get("thread_percentage")) is not None:
                 rule["limits"]["thread_percentage"] = {str(ALL_DEVICES): percentage}
     except (AttributeError, KeyError, TypeError):
-        raise ValueError("its format is not the one that it states") from None
+        raise ValueError("the contents do not have the format that the file states") from None
     contents["format"] = FORMAT
 
 

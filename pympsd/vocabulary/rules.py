@@ -103,12 +103,12 @@ class Rule:
             try:
                 actual = condition.values_in(origin, namespace)
             except Unknown as error:
-                raise Unknown(f"rule {self} asks for its {condition.kind}, and {error}") from None
+                raise Unknown(f"rule {self} tests the process's {condition.kind}, but {error}") from None
             reason = f"{condition.kind} is {', '.join(actual) or 'none'}"
             if not condition.fits(actual):
                 return False, f"{reason}, not {' or '.join(condition.values)}"
             reasons.append(reason)
-        return True, "; ".join(reasons) or "it has no conditions"
+        return True, "; ".join(reasons) or "the rule has no conditions"
 
 
 def first_fitting(rules: Sequence[Rule], origin: Origin, namespace: str) -> Rule | None:
@@ -122,13 +122,13 @@ def first_fitting(rules: Sequence[Rule], origin: Origin, namespace: str) -> Rule
 
 def _cgroups(origin: Origin) -> tuple[str, ...]:
     if origin.cgroups is None:
-        raise Unknown("the daemon cannot see its cgroup")
+        raise Unknown("the daemon cannot see the cgroup")
     return origin.cgroups
 
 
 def _executables(origin: Origin) -> tuple[str, ...]:
     if origin.executable is None:
-        raise Unknown("the daemon cannot see its executable")
+        raise Unknown("the daemon cannot see the executable")
     return (origin.executable,)
 
 

@@ -199,6 +199,6 @@ def load_policy(group: str, variable: str, text: str) -> Any:
         raise BadSetting(f"{variable}={text}: {where}") from error
     missing = [method for method in METHODS[group] if not callable(getattr(policy, method, None))]
     if missing:
-        has = f"it has to return a policy, and {type(policy).__name__} has no {', '.join(missing)}"
+        has = f"the entry point must return a policy, but {type(policy).__name__} has no {', '.join(missing)}"
         raise BadSetting(f"{variable}={text}: {points[name].value} cannot be used: {has}")
     return policy

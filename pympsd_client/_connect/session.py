@@ -211,7 +211,7 @@ class Session:
                 raise self._end_session(f"received {type(answer).__name__} instead of ContextOpened")
             transport = self._transports.get(device.ordinal)
             if transport is None:
-                raise self._end_session("it opened a context without a command stream")
+                raise self._end_session("a context was opened without a command stream")
             if transport.error is not None:
                 # The executor has ended in the meantime, but the server has not.
                 raise transport.error.copy()

@@ -194,7 +194,7 @@ class Captures:
             if capture is None:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream does not capture")
             if capture.origin != place:
-                capture.reason = capture.reason or "it was ended in a stream in which it did not begin"
+                capture.reason = capture.reason or "the capture was ended in a stream in which it did not begin"
                 raise CudaError(
                     Result.ERROR_STREAM_CAPTURE_UNMATCHED,
                     "the capture did not begin in this stream; end it in the stream in which it began",
@@ -467,7 +467,7 @@ class Captures:
             event_object = events.get(event)
             if waiting_capture is None or event_object is None or not event_object.recorded:
                 return waiting_capture is not None  # waiting for an event that was never recorded has no effect
-            waiting_capture.reason = "one of its streams waited for an event that was recorded outside of the capture"
+            waiting_capture.reason = "a stream of the capture waited for an event that was recorded outside of it"
             raise CudaError(
                 Result.ERROR_STREAM_CAPTURE_ISOLATION,
                 "a capturing stream cannot wait for work that is not captured; record the event in the capture, or "
@@ -478,10 +478,10 @@ class Captures:
             raise invalidation_error(capture)
         if waiting_capture is not None and waiting_capture is not capture:
             for broken in (waiting_capture, capture):
-                broken.reason = "a call would have merged it with another capture"
+                broken.reason = "a call would have merged the capture with another capture"
             raise CudaError(Result.ERROR_STREAM_CAPTURE_MERGE, "the stream and the event are of different captures")
         if place[1] == STREAM_LEGACY:
-            capture.reason = "a call would have added the legacy default stream to it"
+            capture.reason = "a call would have added the legacy default stream to the capture"
             raise CudaError(Result.ERROR_STREAM_CAPTURE_IMPLICIT, "the legacy default stream cannot join a capture")
         self._captures[place] = capture
         capture.next[place] = {**capture.next.get(place, {}), **after}
@@ -525,7 +525,7 @@ def _handle(operation: Operation, operands: tuple[int, ...], kind: Kind) -> int 
 
 
 def _refusal(capture: Capture, what: str) -> CudaError:
-    capture.reason = capture.reason or f"{what} was called in one of its streams"
+    capture.reason = capture.reason or f"{what} was called in a stream of the capture"
     return CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{what} is not possible in a stream that captures")
 
 

@@ -49,14 +49,14 @@ def load(module: str, signatures: Mapping[str, tuple[Any, tuple[Any, ...]]]) -> 
     suffixes = sorted(EXTENSION_SUFFIXES, key=lambda suffix: "abi3" not in suffix)
     paths = [path for suffix in suffixes if os.path.exists(path := os.path.join(folder, f"{module}{suffix}"))]
     if not paths:
-        raise NoLibrary("it was not built: install a C compiler, then pympsd again")
+        raise NoLibrary("the library was not built: install a C compiler, then pympsd again")
     try:
         loaded = ctypes.CDLL(paths[0])
         for name, (result, arguments) in signatures.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise NoLibrary(f"it cannot be loaded: {error}") from None
+        raise NoLibrary(f"the library cannot be loaded: {error}") from None
     return loaded
 
 
@@ -66,4 +66,4 @@ def _check_sizes(loaded: Any) -> None:
     loaded.native_sizes(sizes)
     if tuple(sizes) != expected:
         difference = f"structures of {list(sizes)} bytes instead of {list(expected)}"
-        raise NoLibrary(f"it is of another build, {difference}: install again")
+        raise NoLibrary(f"the library is of another build, {difference}: install pympsd again")

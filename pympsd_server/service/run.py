@@ -238,7 +238,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
             match received:
                 case link.AdmitClient() as message, ():
                     # The client's socket is lost with the descriptors, so the client notices.
-                    server.client_refused(message.pid, f"no descriptors were free for its session: {ADVICE}")
+                    server.client_refused(message.pid, f"no descriptors were free for the session: {ADVICE}")
                     server.link.client_left(message.client)
                 case link.AdmitClient() as message, fds:
                     server.link.client_admitted(message)

@@ -327,7 +327,7 @@ class Server:
 
     def leave_without_daemon(self, reason: str) -> None:
         """End with the last client, because a new daemon does not adopt this server, for the daemon's ``reason``."""
-        self.log.info("server_dismissed", reason=reason or "it gave no reason")
+        self.log.info("server_dismissed", reason=reason or "the daemon gave no reason")
         self.link.disconnect()
         if self.phase in (ServerPhase.SERVING, ServerPhase.FAULT):
             self.phase = move(MOVES, self.phase, ServerPhase.LEAVING)

@@ -33,8 +33,8 @@ def test_the_first_word_that_is_not_an_option_names_it(tmp_path: Path) -> None:
 def test_a_file_that_is_not_regular_is_refused_immediately(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     text = "a configuration file must be a regular file, not"
-    assert _problem(tmp_path / "fifo") == f"{tmp_path}/fifo: {text} a FIFO; write it to one first"
-    assert _problem("/dev/zero") == f"/dev/zero: {text} a device; write it to one first"
+    assert _problem(tmp_path / "fifo") == f"{tmp_path}/fifo: {text} a FIFO; write the text to a regular file first"
+    assert _problem("/dev/zero") == f"/dev/zero: {text} a device; write the text to a regular file first"
     assert _problem(tmp_path) == f"{tmp_path}: Is a directory"
     assert _problem(tmp_path / "none") == f"{tmp_path}/none: No such file or directory"
 
@@ -44,7 +44,10 @@ def test_only_root_minds_who_can_write_to_a_file(tmp_path: Path) -> None:
     file.touch()
     file.chmod(0o666)
     if ROOT:
-        assert _problem(file) == f"{file}: everybody can write to it, so root does not read it; chmod o-w helps"
+        assert (
+            _problem(file)
+            == f"{file}: root does not read a file that everybody can write to; remove that right with chmod o-w"
+        )
     else:
         assert text_of([str(file)]) == b""
 
@@ -60,8 +63,8 @@ def test_root_reads_no_file_that_another_user_has_put_where_everybody_can(tmp_pa
     os.chown(file, 10001, 10001)
     for path in (file, link):
         assert _problem(path) == (
-            f"{path}: it is user 10001's, in a directory where everybody can put files, so root does not read it; "
-            "copy it to a directory of root's"
+            f"{path}: root does not read a file of user 10001 in a directory where everybody can put files; "
+            "copy the file to a directory of root's"
         )
     public.chmod(0o755)
     assert text_of([str(file)]) == b""

@@ -95,7 +95,7 @@ def test_an_rpath_that_hides_the_libraries_is_an_obstacle_and_a_runpath_is_not(
     ours, others = str(folder / "ours"), folder / "others"
     rpath, runpath = "-Wl,--disable-new-dtags", "-Wl,--enable-new-dtags"
     hidden = build(USES_CUDA, *link(folder, rpath, f"-Wl,-rpath,{others}"))
-    assert f"its DT_RPATH finds {others}/libcuda.so.1" in examine(str(hidden), ours).obstacle
+    assert f"the program's DT_RPATH finds {others}/libcuda.so.1" in examine(str(hidden), ours).obstacle
     relative = build(USES_CUDA, *link(folder, rpath, "-Wl,-rpath,/nonexistent:$ORIGIN/others"))
     assert f"{folder}/others/libcuda.so.1" in examine(str(relative), ours).obstacle
     for options in ((runpath, str(others)), (rpath, f"{ours}:{others}"), (rpath, "/")):
@@ -107,7 +107,7 @@ def test_a_library_named_by_its_path_is_an_obstacle(folder: Path, build: Callabl
     nameless = folder / "libcuda.so"
     _compile("int cuInit(unsigned flags) { return flags; }", nameless, "-shared", "-fPIC")  # without a soname
     program = examine(str(build(USES_CUDA, str(nameless))), str(folder / "ours"))
-    assert f"it is linked with {nameless} by its path" in program.obstacle
+    assert f"the program is linked with {nameless} by path" in program.obstacle
 
 
 def test_privileged_programs_are_recognised(
@@ -135,9 +135,9 @@ def test_a_program_of_another_machine_is_recognised(folder: Path, build: Callabl
     content[MACHINE] = AARCH64 if content[MACHINE] != AARCH64 else 62
     foreign.write_bytes(content)
     foreign.chmod(0o755)
-    assert f"and pympsd's libraries here are for {os.uname().machine}" in examine(str(foreign), "/").obstacle
+    assert f"but pympsd's libraries here are for {os.uname().machine}" in examine(str(foreign), "/").obstacle
     done = subprocess.run([BIN / "pympsd-run", foreign], capture_output=True, text=True, timeout=SECONDS)
-    assert (done.returncode, "it is a program for" in done.stderr) == (126, True)
+    assert (done.returncode, "the program is for" in done.stderr) == (126, True)
 
 
 def test_libraries_that_were_not_built_are_an_obstacle(folder: Path, build: Callable[..., Path]) -> None:

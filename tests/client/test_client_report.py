@@ -147,7 +147,7 @@ def test_a_stopped_daemon_is_reported(tmp_path: Path) -> None:
         try:
             status, output, errors = report(tmp_path, CUDA_MPS_PIPE_DIRECTORY=daemon.pipe_directory)
             assert (status, errors) == (1, "")
-            assert f"if it is stopped, continue it: kill -CONT {daemon.pid}" in output.splitlines()[-1]
+            assert f"if the daemon is stopped, continue it: kill -CONT {daemon.pid}" in output.splitlines()[-1]
             assert output.splitlines()[-1].startswith("wrong: the daemon does not answer")
         finally:
             os.kill(daemon.pid, signal.SIGCONT)

@@ -145,7 +145,7 @@ def test_what_a_server_keeps_is_reported() -> None:
     state = State({"a": NamedServer("a", 0, allowed_devices=(1,))}, HERE)
     for uid, text in (
         (7, "server 'a' stays that of user 0: 'server set a --uid=7' changes it"),
-        (0, "server 'a' keeps its devices: delete it first to give it others"),
+        (0, "server 'a' keeps its devices: delete the server first to give it others"),
     ):
         kept = changes(_plan(ServerPlan("a", uid, (0, 1))), state)
         assert [type(change) for change in kept] == [Impossible]

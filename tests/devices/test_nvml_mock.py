@@ -136,7 +136,7 @@ def test_what_a_profile_cannot_say_is_refused(tmp_path: Path, capfd: pytest.Capt
         export_profile([first, set_attributes(second, COMPUTE_MODE=3)])
     (tmp_path / "bad.yaml").write_text("a: [")
     assert main(["import", str(tmp_path / "bad.yaml")]) == 1
-    assert "it is not YAML" in capfd.readouterr().err
+    assert "the text is not YAML" in capfd.readouterr().err
 
 
 def test_a_driver_that_pympsd_has_is_taken() -> None:

@@ -175,7 +175,7 @@ def test_a_directory_that_comes_back_is_an_error_with_a_remedy(
     monkeypatch.setattr(state_folder, "_move_away", lambda *_: None)
     with pytest.raises(IsADirectoryError) as raised:
         folder.change_modes({"GPU-x": "DEFAULT"})
-    assert f"{folder.path}/modes: a folder is in its place" in folder.explain(raised.value)
+    assert f"{folder.path}/modes: a folder is in the place of this file" in folder.explain(raised.value)
     assert os.listdir(folder.path) == [MODES], "no new file is left"
 
 
@@ -236,8 +236,8 @@ def test_a_name_that_another_user_takes_in_tmp_stops_no_server_and_not_root(syst
     assert as_user(lambda: current_modes("H200")) == "[0]", "a server can start"
     output = as_user(lambda: list_registered(state_folder_of("H200"), "GPU-x"))
     taken = f"{system}/tmp/pympsd-devices.state"
-    assert f"{taken}: Permission denied: it is user 1234's, and not for everybody" in output
-    assert "name another in PYMPSD_STATE_DIRECTORY" in output
+    assert f"{taken}: Permission denied: the folder is user 1234's, and not for everybody" in output
+    assert "set PYMPSD_STATE_DIRECTORY to another" in output
     (device,) = describe("H200")
     state_folder_of("H200").change_modes({device.uuid: "PROHIBITED"})
     assert os.listdir(taken) == []

@@ -108,7 +108,7 @@ def test_bytes_that_are_not_text_pass_unchanged(nvidia_daemon: TheirDaemon, tool
 def test_a_daemon_that_ends_before_it_has_answered(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
     nvidia_daemon.printed = lambda line: None
     done = tool.run([], "ps\n")
-    text = "Cannot communicate with the MPS control daemon: it closed the connection before it answered\n"
+    text = "Cannot communicate with the MPS control daemon: the daemon closed the connection before answering\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", text)
 
 
@@ -129,7 +129,7 @@ def test_a_daemon_with_another_hello(nvidia_daemon: TheirDaemon, tool: DaemonPro
     nvidia_daemon.hello = b"OUTBHEL2\0"
     done = tool.run([], "ps\n")
     assert done.returncode == 1
-    text = "its protocol is a different one; it may be from an older driver"
+    text = "the daemon uses another protocol, perhaps that of an older driver"
     assert done.stderr == f"Cannot communicate with the MPS control daemon: {text}\n"
 
 

@@ -113,8 +113,12 @@ def test_3_terminate_client_in_every_state(daemon: DaemonProcess, make_client: M
 @pytest.mark.parametrize(
     ("stopped", "bound", "why"),
     [
-        ("server", 15.0, "the server did not answer within 15 s; shutdown_server -f ends it with its clients"),
-        ("executor", 10.0, "one of its kernels still runs, or its executor is stopped; "),
+        (
+            "server",
+            15.0,
+            "the server did not answer within 15 s; shutdown_server -f ends the server ",
+        ),
+        ("executor", 10.0, "a kernel of the client still runs, or the client's executor is stopped; "),
     ],
     ids=["server", "executor"],
 )

@@ -260,7 +260,7 @@ def test_a_server_that_always_dies_later_is_given_up_and_all_waiting_clients_get
         # The clients came back to each new server, so this user gets no server and no client served for a while.
         assert interpreter.tries == 4
         assert late.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-        assert "it was tried 4 times; try again in 5 s" in late.call("error")
+        assert "the start was tried 4 times; try again in 5 s" in late.call("error")
         assert any(line.startswith(f"Refusing client {late.pid} from user 0: ") for line in fragile.log())
         assert interpreter.tries == 4
     interpreter.mend()

@@ -117,4 +117,4 @@ def test_damaged_numbers_do_not_keep_a_daemon_from_running(daemon: DaemonProcess
     path.write_text(text.replace('"wishes":[]', f'"wishes":[{1 << 40}]'))
     second = start_one(make_daemon)
     assert second.servers() == []
-    assert f"Ignoring {path}: it is damaged: there is no user {1 << 40}" in second.log()
+    assert f"Ignoring {path}: the file is damaged: there is no user {1 << 40}" in second.log()

@@ -264,7 +264,7 @@ def test_logs_are_not_written_through_another_users_link(make_daemon: MakeDaemon
     os.chown(link, 10001, 10001, follow_symlinks=False)
     daemon.settings["CUDA_MPS_LOG_DIRECTORY"] = str(link)
     done = daemon.start()
-    assert f"{link}: it is a symbolic link to {target} that user 10001 made" in done.stderr
+    assert f"{link}: a symbolic link to {target} that user 10001 made" in done.stderr
     assert os.listdir(target) == []
 
 

@@ -346,7 +346,8 @@ def test_a_file_at_the_address_stays(make_daemon: Callable[..., DaemonProcess], 
     file.write_text("mine")
     done = make_daemon().start("-d", "--metrics", str(file))
     assert done.returncode == 1
-    assert done.stderr == f"--metrics {file}: it is not a socket: remove it, or choose another path\n"
+    reason = "the file at this path is not a socket: remove the file, or choose another path"
+    assert done.stderr == f"--metrics {file}: {reason}\n"
     assert file.read_text() == "mine"
 
 

@@ -237,7 +237,7 @@ def test_terminate_client_refuses_a_pid_that_is_not_a_client(daemon: DaemonProce
     (server,) = daemon.servers()
     done = daemon.run([], f"terminate_client {server} 1")
     assert (done.returncode, done.stdout) == (0, "201\n")
-    why = "the process has no active context on it: it was ended before, or never had one"
+    why = "the client has no active context on the server: its contexts were ended before, or it never had one"
     assert done.stderr == f"terminate_client: {why}\n"
     assert daemon.run_command("terminate_client 7 8") == "Server 7 not found\nServer 7 not found!\n1\n"
     failed = "Client termination request failed: There is no active client context found for process 1."

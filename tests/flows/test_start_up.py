@@ -161,7 +161,7 @@ def test_what_the_daemon_cannot_make_is_reported_once_with_what_to_do(directory:
     (folder / "control_lock").chmod(0o666)
     (directory / "log").chmod(0o777)
     done = DaemonProcess(directory, {}, uid=65534).run(["-d"])
-    remedy = "Permission denied; it cannot be written by this user: choose another directory"
+    remedy = "Permission denied; this user cannot write there: choose another directory"
     assert (done.returncode, done.stderr) == (1, f"{folder}/control: {remedy}\n")
 
 

@@ -79,7 +79,7 @@ def test_without_the_option_the_answer_is_702_and_no_other_client_notices(node: 
     _never_ends(client, neighbour)
     done = daemon.run([], f"terminate_client {server} {client.pid}")
     assert done.stdout == "702\n"
-    assert "still runs, or its executor is stopped; a daemon with --terminate-by-reset would end it" in done.stderr
+    assert "still runs, or the client's executor is stopped; a daemon with --terminate-by-reset" in done.stderr
     assert _status(daemon, server) == "ACTIVE"
     assert client.call("sync") == TERMINATED
     assert neighbour.call("add") == RIGHT

@@ -284,7 +284,7 @@ def test_no_folder_of_others_becomes_a_users(tmp_path: Path, owner: int, other: 
     if other is not None:
         (log.parent / other).touch()
     os.chown(log.parent, owner, -1)
-    with pytest.raises(OSError, match=f"its folder is user {owner}'s"):
+    with pytest.raises(OSError, match=f"the log's folder is user {owner}'s"):
         LogFile(str(log), USER)
     assert log.parent.stat().st_uid == owner
     assert not log.exists()
@@ -315,7 +315,7 @@ def test_a_user_has_root_write_nowhere_else(tmp_path: Path, kind: str) -> None:
     with contextlib.ExitStack() as stack:
         if kind == "fifo":
             stack.enter_context(open(log, "rb+", buffering=0))
-        stack.enter_context(pytest.raises(OSError, match=r"not a file of user|Not a directory|Too many levels"))
+        stack.enter_context(pytest.raises(OSError, match=r"a regular file of user|Not a directory|Too many levels"))
         LogFile(str(log), USER)
     assert (roots.read_bytes(), roots.stat().st_uid) == (b"mine\n", 0)
     assert not (tmp_path / "c" / "server.log").exists()

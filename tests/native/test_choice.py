@@ -117,19 +117,19 @@ def _load_from(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
 
 
 def test_a_library_that_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(NoLibrary, match="it was not built: install a C compiler, then pympsd again"):
+    with pytest.raises(NoLibrary, match="the library was not built: install a C compiler, then pympsd again"):
         _load_from(monkeypatch, tmp_path)
 
 
 def test_a_file_that_is_not_a_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / f"_worker{native.EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
-    with pytest.raises(NoLibrary, match="it cannot be loaded: "):
+    with pytest.raises(NoLibrary, match="the library cannot be loaded: "):
         _load_from(monkeypatch, tmp_path)
 
 
 def test_a_library_without_our_functions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: FakeDriver) -> None:
     (tmp_path / f"_worker{native.EXTENSION_SUFFIXES[0]}").symlink_to(driver.path)
-    with pytest.raises(NoLibrary, match=r"it cannot be loaded: .*worker_open"):
+    with pytest.raises(NoLibrary, match=r"the library cannot be loaded: .*worker_open"):
         _load_from(monkeypatch, tmp_path)
 
 
@@ -140,5 +140,5 @@ def test_a_library_of_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
             for number, state in enumerate(SHARED_STATES.values()):
                 sizes[number] = ctypes.sizeof(state) + 8
 
-    with pytest.raises(NoLibrary, match=r"of another build, structures of .*: install again"):
+    with pytest.raises(NoLibrary, match=r"of another build, structures of .*: install pympsd again"):
         native._check_sizes(Other)

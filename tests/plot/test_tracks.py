@@ -84,8 +84,8 @@ def test_a_cut_trace_has_what_was_written_before(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "it is not a trace"),
-        ("{}\n", "it is not a trace"),
+        ("", "the file is not a trace"),
+        ("{}\n", "the file is not a trace"),
         ("[\nnonsense\n]\n", "line 2 is not an event"),
         ("[\n{}\n]\n", "line 2 is not an event"),
         (
@@ -242,7 +242,7 @@ def test_output_that_cannot_be_printed_is_reported(tmp_path: Path, argument: str
     ("arguments", "message"),
     [
         (["{}/none.json"], "{}/none.json: No such file or directory"),
-        (["{}/bad.json"], "{}/bad.json: it is not a trace of pympsd, whose first line is '['"),
+        (["{}/bad.json"], "{}/bad.json: the file is not a trace of pympsd, whose first line is '['"),
         (["{}/t.json", "-o", "{}/t.doc"], "{}/t.doc: Format 'doc' is not supported"),
         (["{}/t.json", "--since", "5"], "{}/t.json: nothing happened in that time"),
     ],

@@ -242,7 +242,7 @@ def test_a_dismissed_server_continues_until_its_last_client_has_left(server: Pla
     server.daemon.send(link.ServerDismissed(reason))
     while (record := server.daemon.expect(link.LogRecord)).event != "server_dismissed":
         pass
-    assert record.fields == {"reason": reason or "it gave no reason"}
+    assert record.fields == {"reason": reason or "the daemon gave no reason"}
     assert server.daemon.receive() is None, "it has closed the link"
     first.socket.close()
     second.send(messages.CloseContext(2, 2))

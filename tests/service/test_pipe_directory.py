@@ -306,7 +306,7 @@ def test_a_link_that_another_user_controls_is_not_followed(tmp_path: Path, link:
     if not reason:
         PipeDirectory.claim(str(requested_path)).release()
         return
-    with pytest.raises(Unusable, match=f"{folder / 'l'}: it is a symbolic link to .* {reason}: name its target"):
+    with pytest.raises(Unusable, match=f"{folder / 'l'}: a symbolic link to .* {reason}; give the path"):
         PipeDirectory.claim(str(requested_path))
     assert os.listdir(target / "p") == []
 

@@ -122,9 +122,7 @@ async def test_a_frame_that_has_begun_has_a_deadline_and_a_connection_without_on
         assert await drips.receive() is None
         nursery.cancel_scope.cancel()
     assert trio.current_time() - began == pytest.approx(FRAME_SECONDS, abs=0.1)
-    assert daemon.sentences()[-1] == make_closed_line(
-        HOSTILE, "it has begun a message and not sent the rest within 10 s"
-    )
+    assert daemon.sentences()[-1] == make_closed_line(HOSTILE, "the rest of a message did not arrive within 10 s")
     assert await idle.ask(b"get_server_list") == [(frames.OPERATOR_DONE, b"\0")]
 
 
@@ -137,9 +135,7 @@ async def test_a_file_without_its_command_has_a_deadline(
     await trio.testing.wait_all_tasks_blocked()
     assert daemon.dispatcher.budgets.buffers.held[HOSTILE] == 1008
     assert await operator.receive() is None
-    assert daemon.sentences()[-1] == make_closed_line(
-        HOSTILE, "it has begun a message and not sent the rest within 10 s"
-    )
+    assert daemon.sentences()[-1] == make_closed_line(HOSTILE, "the rest of a message did not arrive within 10 s")
     assert daemon.dispatcher.budgets.buffers.held[HOSTILE] == 0
 
 
@@ -151,9 +147,7 @@ async def test_half_a_message_of_a_waiting_client_has_a_deadline(
     await client.send(messages.encode(messages.ClientHello(Versions(), 1, "reported", 2, {})))
     await client.send(HALF_LINE[:50])
     assert await client.receive() is None
-    assert daemon.sentences()[-1] == make_closed_line(
-        HOSTILE, "it has begun a message and not sent the rest within 10 s"
-    )
+    assert daemon.sentences()[-1] == make_closed_line(HOSTILE, "the rest of a message did not arrive within 10 s")
     assert daemon.dispatcher.state.queue.entries == []
 
 
@@ -170,7 +164,9 @@ async def test_one_answer_waits_for_its_reader_and_only_for_a_time(
     assert trio.current_time() - began == pytest.approx(UNREAD_SECONDS)
     await trio.testing.wait_all_tasks_blocked()
     assert daemon.dispatcher.budgets.buffers.held[HOSTILE] == 0
-    assert daemon.sentences()[-1] == make_closed_line(HOSTILE, "it has not read within 30 s what was sent to it")
+    assert daemon.sentences()[-1] == make_closed_line(
+        HOSTILE, "the data sent to this connection was not read within 30 s"
+    )
 
 
 @pytest.mark.long
@@ -206,7 +202,7 @@ async def test_a_hello_with_too_many_variables_is_refused(daemon: RunningDaemon,
     environment = {f"CUDA_MPS_{number}": "" for number in range(MAX_VARIABLES + 1)}
     client = await daemon.connect()
     await client.send(messages.encode(messages.ClientHello(Versions(), 1, "c", 2, environment)))
-    reason = "its environment has 257 variables for MPS, of which 256 are allowed"
+    reason = "the client's environment has 257 variables for MPS; at most 256 are allowed"
     assert await client.message() == messages.Refused(805, reason)
     assert daemon.sentences()[-1] == f"Refusing client {os.getpid()} from user {HOSTILE}: {reason}"
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_terminated_is_left_and_named(busy: Story) -> None:
     (first,) = terminations(busy.says("drain --user=500 --timeout=0"))
     ended = busy.feed(events.TerminationAnswered(1, first.token, Result.ERROR_LAUNCH_TIMEOUT))
     assert notes(ended)[0].startswith(
-        "Client 101 of user 500 on server uid_500: not terminated: one of its kernels still"
+        "Client 101 of user 500 on server uid_500: not terminated: a kernel of the client still"
     )
     (second,) = terminations(ended)
     last = busy.feed(events.TerminationAnswered(1, second.token, Result.ERROR_INVALID_CONTEXT))

@@ -68,7 +68,7 @@ def test_four_starts_with_growing_pauses_then_a_refusal(story: Story) -> None:
     assert (refusal.client, refusal.code) == (1, Result.ERROR_MPS_CONNECTION_FAILED)
     assert refusal.reason == (
         "the MPS server of user 500 ended with status 1 before it was ready: ImportError: no module; see "
-        "server.log; it was tried 4 times"
+        "server.log; the start was tried 4 times"
     )
     assert story.take_log()[-1].startswith(
         "Giving up after 4 attempts to start a server for user 500: the MPS server of"
@@ -196,7 +196,7 @@ def test_a_server_that_ends_with_its_first_client_is_tried_four_times(story: Sto
     assert (refusal.client, refusal.code) == (5, Result.ERROR_MPS_CONNECTION_FAILED)
     assert refusal.reason == (
         "the MPS server of user 500 ended with status -11 after it was ready but before it served anybody: "
-        "Segmentation fault; see server.log; it was tried 4 times; try again in 5 s"
+        "Segmentation fault; see server.log; the start was tried 4 times; try again in 5 s"
     )
 
 

@@ -26,8 +26,11 @@ def test_a_policy_that_does_its_work_decides() -> None:
     ("policy", "reason"),
     [
         (raising, "KeyError: 'weights'"),
-        (lambda users: None, "it returned None, which is not one of the users passed to it"),
-        (lambda users: [users[1]], "it returned [WaitingUser(uid=1001, waiting=3, turns=0)], which is not one"),
+        (lambda users: None, "the policy returned None, which is not one of the users passed to it"),
+        (
+            lambda users: [users[1]],
+            "the policy returned [WaitingUser(uid=1001, waiting=3, turns=0)], which is not one",
+        ),
     ],
 )
 def test_a_policy_that_fails_is_complained_of_once(policy: Any, reason: str) -> None:

@@ -278,7 +278,7 @@ def test_a_killed_keeper_is_replaced_by_one_that_holds_the_same(daemons: Daemons
         daemon.call("note", "server 1", "its note")
         keeper = daemon.keeper()
         os.kill(keeper, signal.SIGKILL)
-        assert "its process has ended" in daemon.event()
+        assert "the keeper has ended" in daemon.event()
         assert daemon.keeper() != keeper
         # The daemon has nothing to catch up with before it knows that the keeper was started.
         wait_until(lambda: socket_number in _open_inodes(daemon.keeper()), "the socket in the new keeper")
@@ -295,7 +295,7 @@ def test_a_stopped_keeper_does_not_delay_the_daemon_and_is_replaced(daemons: Dae
         suspend(keeper)
         for _ in range(10):  # more than the link takes
             daemon.call("hold", "server 1", "2000")
-        assert "it has taken nothing for 1 s" in daemon.event()
+        assert "the keeper has received nothing for 1 s" in daemon.event()
         wait_until(lambda: not alive(keeper), "the end of the stopped keeper")
         assert daemon.keeper() != keeper
         wait_until(lambda: _descriptors(daemon.keeper()) > 2000, "everything to be held")
@@ -535,7 +535,7 @@ def test_a_next_daemon_out_of_descriptors_refuses_to_start_and_nothing_is_lost(
         first.call("catch up")
         first.kill()
         refused = str(daemons.start(open_files=open_files).given)
-        assert refused.startswith("101 sockets of the daemon before are more than this one may open: raise the limit")
+        assert refused.startswith("101 sockets of the previous daemon are more than this daemon may open: raise")
         assert _open(peer)
         assert len(daemons.start().given) == 101
 

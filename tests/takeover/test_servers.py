@@ -215,7 +215,7 @@ async def test_a_server_that_cannot_be_taken_over_is_dismissed_with_the_reason(
         await server_end.report(ME, CLIENT, versions=Versions(oldest=8, newest=9))
     reasons = {
         "devices": "this daemon has other devices",
-        "versions": "it has protocol versions 8 to 9",
+        "versions": "the server has protocol versions 8 to 9",
         "backend": "the backend of this daemon is auto, not cuda",
     }
     assert await server_end.message() == link.ServerDismissed(reasons[why])
@@ -261,7 +261,7 @@ async def test_a_server_with_an_impossible_report_is_killed(
     await server_end.report(ME, client, count=count)
     assert await server_end.message() is None
     assert len(killed) == 1
-    assert daemon.sentences()[-1].startswith(f"Protocol violation by server {ME}: it ")
+    assert daemon.sentences()[-1].startswith(f"Protocol violation by server {ME}: the server ")
     assert all(server.pending and not server.clients for server in daemon.dispatcher.state.servers.values())
 
 
@@ -294,7 +294,7 @@ async def test_a_state_file_that_is_not_its_own_is_ignored_and_logged(daemon: Ru
     (server_end,) = daemon.take_over(SERVER_ID)
     assert await server_end.message() is None
     assert daemon.dispatcher.state.servers == {}
-    assert daemon.sentences() == [f"Ignoring {path}: others than its owner may have changed it"]
+    assert daemon.sentences() == [f"Ignoring {path}: users other than the owner may have changed the file"]
 
 
 @with_limit
@@ -305,7 +305,7 @@ async def test_a_damaged_state_file_is_ignored_and_logged(daemon: RunningDaemon)
     assert await server_end.message() is None
     assert daemon.dispatcher.state.servers == {}
     (line,) = daemon.sentences()
-    assert line.startswith(f"Ignoring {path}: it is damaged: ")
+    assert line.startswith(f"Ignoring {path}: the file is damaged: ")
 
 
 @with_limit

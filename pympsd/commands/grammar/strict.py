@@ -88,7 +88,7 @@ def _option_value(syntax: Syntax, word: str, name: str, value: str | None, remai
 
 def _describe_unknown(syntax: Syntax, option: str) -> str:
     options = sorted(syntax.option_words)
-    allowed = f"Options: {', '.join(options)}." if options else "It has none."
+    allowed = f"Options: {', '.join(options)}." if options else "The command has no options."
     return f"Unknown option '{option}' of '{syntax.command}'. {suggest_word(option, options)}{allowed}"
 
 

@@ -102,7 +102,7 @@ def _remove(daemon: Daemon, caller: Caller, device: str, word: str) -> Decision:
     partition = _find_partition(daemon, index, word)
     if partition is None:
         names = [partition.name for partition in daemon.partitions if partition.device == index]
-        has = f"It has: {', '.join(names)}" if names else "It has none."
+        has = f"The device has: {', '.join(names)}" if names else "The device has none."
         raise CommandRefused(
             answer=refusal(f"Failed to find partition {word[:MAX_QUOTED]} on device {uuid}", diagnostic=has)
         )

@@ -51,7 +51,7 @@ def examine(
             fits, reason = rule.examine(origin, place)
         except Unknown as error:
             raise CommandRefused(
-                f"{str(error)[0].upper()}{str(error)[1:]}: as a client it would be refused."
+                f"{str(error)[0].upper()}{str(error)[1:]}: as a client, this process would be refused."
             ) from None
         rows.append(Row((rule.number, rule.name or None, fits, reason)))
         if fits:

@@ -222,7 +222,7 @@ class PipeDirectory:
         except remains.NotOfADaemon as error:
             raise Unusable(self.requested_path, f"{error}, or choose another directory") from None
         except OSError as error:
-            remedy = "make room there, or" if error.errno in NO_ROOM else "it cannot be written by this user:"
+            remedy = "make room there, or" if error.errno in NO_ROOM else "this user cannot write there:"
             reason = f"{self.name(file)}: {error.strerror}; {remedy} choose another directory"
             raise Unusable(self.requested_path, reason) from None
 

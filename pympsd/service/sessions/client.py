@@ -52,7 +52,7 @@ class ConnectingClient(WaitingConversation):
             self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
             return
         if (count := len(self.hello.environment)) > MAX_VARIABLES:
-            reason = f"its environment has {count} variables for MPS, of which {MAX_VARIABLES} are allowed"
+            reason = f"the client's environment has {count} variables for MPS; at most {MAX_VARIABLES} are allowed"
             dispatcher.budgets.log_refused(self.peer, reason)
             self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
             return

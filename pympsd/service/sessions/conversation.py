@@ -85,9 +85,8 @@ class OwnConversation:
         """Log that a program of another user disconnected because it does not trust this daemon's user."""
         owner = self.dispatcher.state.options.uid
         if self.accepts_clients and owner not in (0, peer.uid):
-            reason = (
-                f"it left without a hello: programs trust root's daemon and their own, and user {owner} runs this"
-            )
+            trusted = "programs trust only daemons of root and of their own user"
+            reason = f"the program left without a hello: {trusted}, and this daemon is user {owner}'s"
             self.dispatcher.budgets.log_refused(peer, reason)
 
     def _note_hello(self, name: str, sock: trio.socket.SocketType) -> bytes:

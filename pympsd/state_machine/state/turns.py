@@ -64,7 +64,7 @@ def guard(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
             user = policy(users)
             if user in users:
                 return user
-            reason = f"it returned {user!r}, which is not one of the users passed to it"
+            reason = f"the policy returned {user!r}, which is not one of the users passed to it"
         except Exception as error:  # a plug-in may raise anything; users must not wait forever
             reason = f"{type(error).__name__}: {error}"
         if not has_failed:

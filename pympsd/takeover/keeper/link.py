@@ -113,7 +113,7 @@ class KeeperLink:
         if process is None:
             return None
         entries: dict[str, Entry] = {}
-        reason = f"it has not sent what it holds within {seconds:g} s"
+        reason = f"the keeper did not send its entries within {seconds:g} s"
         with trio.move_on_after(seconds):
             reason = await _receive_entries(process, entries)
         is_short = any(entry.fd < 0 for entry in entries.values()) or not can_open(SPARE)
@@ -125,9 +125,9 @@ class KeeperLink:
             await process.kill()
             return None
         process.close()  # it takes this daemon for killed, and waits for another
-        what = f"{len(entries)} sockets of the daemon before are more than this one may open"
+        what = f"{len(entries)} sockets of the previous daemon are more than this daemon may open"
         effect = "until then servers and programs continue, and clients wait"
-        raise Unusable(directory.requested_path, f"{what}: {ADVICE} and start it again; {effect}")
+        raise Unusable(directory.requested_path, f"{what}: {ADVICE} and start the daemon again; {effect}")
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
         """Hold a copy of a descriptor, which stays the caller's; drop the copy if the note is too long.
@@ -258,9 +258,9 @@ class KeeperLink:
         try:
             self._process = await KeeperProcess.start(self.directory, self.waiting_seconds)
         except OSError as error:
-            return f"it cannot be started: {explain(error)}"
+            return f"the keeper cannot be started: {explain(error)}"
         except Unusable as error:
-            return f"it cannot be started: {error}"
+            return f"the keeper cannot be started: {error}"
         self._unsent = dict.fromkeys(self._held, True)
         self._send_now(self._process)
         if self._ending.is_set():
@@ -323,7 +323,7 @@ class KeeperLink:
                 with trio.move_on_after(self.stalled_seconds) as waiting:
                     await trio.lowlevel.wait_writable(process.link)
                 if waiting.cancelled_caught:
-                    return f"it has taken nothing for {self.stalled_seconds:g} s"
+                    return f"the keeper has received nothing for {self.stalled_seconds:g} s"
                 if not self._send_unsent(process):
                     await trio.sleep(CROWDED_SECONDS)
             self._set_caught_up()
@@ -389,5 +389,5 @@ async def _receive_packet(process: KeeperProcess) -> tuple[int, str, Entry] | st
     try:
         received = await process.receive()
     except packets.Malformed as error:
-        return f"it sent what no keeper sends: {error}"
-    return "its process has ended" if received is None else received
+        return f"the keeper sent a malformed packet: {error}"
+    return "the keeper has ended" if received is None else received

@@ -247,7 +247,7 @@ def _integer() -> Reader[int]:
 def _count() -> Reader[int]:
     number = yield from _integer()
     if not 0 <= number <= _MAX_RECORDS:
-        raise RemoteError(f"it counts {number} records")
+        raise RemoteError(f"the server announced {number} records; at most {_MAX_RECORDS} are possible")
     return number
 
 

@@ -152,7 +152,7 @@ def runtime() -> Any:
     library = load("_kernels", _SIGNATURES)
     sizes = library.kernels_worker_bytes(), library.kernels_batch_bytes(), library.kernels_slot_bytes()
     if sizes != (ctypes.sizeof(Worker), ctypes.sizeof(SharedState), SLOT.itemsize):
-        raise NoLibrary("it is of another build: install pympsd again")
+        raise NoLibrary("the library is of another build: install pympsd again")
     return library
 
 

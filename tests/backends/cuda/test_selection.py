@@ -99,7 +99,7 @@ def test_a_child_that_fails_means_an_unusable_driver(command: list[str], reason:
 
 def test_a_driver_that_hangs_is_unusable() -> None:
     hanging = [sys.executable, "-c", "import select; select.select([], [], [])"]
-    assert run_probe(hanging, seconds=0.2).unusable == "it did not report its devices within 0.2 s"
+    assert run_probe(hanging, seconds=0.2).unusable == "the driver did not report its devices within 0.2 s"
 
 
 def test_the_probe_reports_absent_without_a_library(tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_a_plug_in_of_another_package(tmp_path: Path, monkeypatch: pytest.Monkey
     for name, output in (
         ("broken", "KeyError: ''"),
         ("missing", "ModuleNotFoundError: No module named 'not_there'"),
-        ("number", "it has to return a policy, and int has no add, remove, drop, next, charge$"),
+        ("number", "the entry point must return a policy, but int has no add, remove, drop, next, charge$"),
     ):
         with pytest.raises(BadSetting, match=f"PYMPSD_SCHEDULING_POLICY={name}: .* cannot be used: {output}"):
             policy_of({"PYMPSD_SCHEDULING_POLICY": name})

@@ -772,7 +772,7 @@ devices = [{{ uuid = "{}", sm_partitions = [{{ name = "p", chunks = 1 }}] }}]
         "F:5: servers.c.devices.0.uuid: the server's allowed_devices lack it"
     )
     second = _ask(daemon, "config apply F", file=text.format('allowed_devices = "0"', zero))
-    assert second.printed == "server 'c' keeps its devices: delete it first to give it others\n"
+    assert second.printed == "server 'c' keeps its devices: delete the server first to give it others\n"
     # As for the server's clients, the device has ordinal 0.
     answer = _ask(daemon, "config apply F", file=text.format("", first))
     assert answer.printed == "created SM partition 'c/p' on device 0\n"

@@ -159,7 +159,7 @@ def _path() -> str:
     """Return the path of this user's folder. Raises _Unusable if the user has none or the cache is switched off."""
     setting = read_kernel_cache(os.environ)
     if setting == "off":
-        raise _Unusable("it is switched off")
+        raise _Unusable("the cache is switched off")
     if setting:
         return f"{setting}/{os.geteuid()}"
     home = os.environ.get("XDG_CACHE_HOME", "")
