@@ -262,7 +262,7 @@ def test_the_next_daemon_hands_over_who_was_sent_a_connection(daemon: DaemonProc
         assert daemon.servers() == [server]
 
 
-def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_clients(
+def test_a_server_that_must_end_without_a_daemon_ends_with_its_last_client(
     daemon: DaemonProcess, client: DriverClient
 ) -> None:
     (server,) = daemon.servers()

@@ -94,7 +94,7 @@ def links_of(pid: int) -> list[str]:
     return targets
 
 
-def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_clients(daemon: DaemonProcess) -> None:
+def test_a_server_that_must_end_without_a_daemon_ends_with_its_last_client(daemon: DaemonProcess) -> None:
     client = daemon.client().connect()
     (server,) = daemon.servers()
     daemon.kill()
@@ -150,7 +150,7 @@ def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(
     assert [client.call("add") for client in (other, late)] == [RIGHT, RIGHT]
 
 
-def test_quit_after_it_leaves_nothing(daemon: DaemonProcess, make_client: Make) -> None:
+def test_quit_after_a_takeover_leaves_no_processes_and_no_files(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)
     daemon.kill()
@@ -252,7 +252,7 @@ def test_killed_at_any_moment_of_an_admission(
 
 
 @pytest.mark.long
-def test_one_server_for_all_users_is_taken_over_too(
+def test_a_multiuser_server_is_taken_over(
     make_daemon: Callable[..., DaemonProcess], request: pytest.FixtureRequest
 ) -> None:
     daemon = make_daemon()
@@ -560,7 +560,7 @@ def test_replace_needs_a_start(daemon: DaemonProcess) -> None:
     assert "--replace goes with -d or -f" in done.stderr
 
 
-def test_another_user_cannot_replace_it(daemon: DaemonProcess) -> None:
+def test_a_user_cannot_replace_another_users_daemon(daemon: DaemonProcess) -> None:
     done = daemon.run(["-d", "--replace"], uid=A)
     assert done.returncode == 1
     assert "is user 0's" in done.stderr

@@ -68,7 +68,7 @@ def test_memory_of_cgroups_version_1_is_described(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("own_group", ["", "0::/\n", "garbage\n", "4:memory:/gone\n"])
-def test_where_no_cgroup_accounts_for_memory_the_numbers_are_the_machines(tmp_path: Path, own_group: str) -> None:
+def test_without_memory_cgroups_the_machines_numbers_are_used(tmp_path: Path, own_group: str) -> None:
     read = memory(tmp_path, own_group, {})
     assert read.oom_kills() is None
     decision = read.describe(None)

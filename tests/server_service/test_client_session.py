@@ -281,7 +281,7 @@ async def test_a_context_runs_in_a_slot_that_shares_no_memory_between_users(
 
 
 @pytest.mark.parametrize("forced", [True, False])
-async def test_clients_see_the_servers_end_before_it_ends_its_executors(forced: bool) -> None:
+async def test_clients_see_the_end_of_the_server_before_the_end_of_the_executors(forced: bool) -> None:
     """Otherwise the end of an executor would look like a fatal fault of its device."""
     silent: Any = Silent()
     server = Server(silent, silent, describe("1xH200"), ThreadPercentage(100), {})
@@ -318,7 +318,7 @@ class Recorder:
         self.events.append("reported to the daemon")
 
 
-def test_the_end_of_a_client_is_reported_to_the_daemon_before_it_is_logged() -> None:
+def test_the_daemon_receives_the_end_of_a_client_before_the_log_line() -> None:
     recorder: Any = Recorder()
     server = Server(recorder, recorder, describe("1xH200"), ThreadPercentage(100), {})
     server.client_left(server.client_table.add_client(7, 100, 0, {}), connected=True)

@@ -139,7 +139,7 @@ async def test_an_executor_that_cannot_stop_its_work_is_killed(autojump_clock: o
         assert executors.ended_devices == [1]
 
 
-async def test_a_fault_during_a_recovery_waits_for_it_and_spares_the_new_executor(autojump_clock: object) -> None:
+async def test_a_fault_during_a_recovery_waits_and_spares_the_new_executor(autojump_clock: object) -> None:
     executors = _Executors.at(_Executor(), _Executor())
     async with trio.open_nursery() as nursery:
         server, containment, recorder = _serving(nursery, executors, 2)

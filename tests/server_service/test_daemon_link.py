@@ -89,7 +89,7 @@ async def test_contexts_that_come_and_go_without_a_daemon_do_not_break_the_link(
 
 
 @with_limit
-async def test_a_report_has_what_could_not_be_said(ends: Ends) -> None:
+async def test_a_report_contains_the_clients_and_contexts_of_unsent_messages(ends: Ends) -> None:
     server, daemon = ends
     churn(server, 2000, left=3000)
     server.report(7, leaving=True)

@@ -118,7 +118,7 @@ async def test_a_second_shortage_that_is_larger_than_what_was_freed_ends_another
     assert log.evicted() == [101, 102]
 
 
-async def test_nobody_is_ended_for_a_client_that_has_gone() -> None:
+async def test_no_client_is_evicted_for_a_client_that_has_exited() -> None:
     async with trio.open_nursery() as nursery:
         containment, log = _full(nursery)
         caller = _caller(containment, 3)

@@ -118,7 +118,7 @@ async def test_the_next_executor_is_started_when_the_loss_of_the_last_one_is_han
             nursery.cancel_scope.cancel()
 
 
-async def test_who_opens_a_context_while_the_executor_starts_does_not_wait_for_its_end(
+async def test_opening_a_context_does_not_wait_for_a_pending_start_of_the_executor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two clients that came at the same time: the second one waited for ever."""
@@ -235,7 +235,7 @@ async def test_the_memory_of_all_users_clients_on_a_device_is_reported_together(
 
 
 @pytest.mark.long
-async def test_the_utilization_of_executors_of_a_device_adds_up_until_they_end() -> None:
+async def test_the_utilization_of_a_device_is_the_sum_of_its_running_executors() -> None:
     slots = [ExecutorSlot(0, user) for user in (500, 600)]
     with trio.fail_after(SECONDS), ExitStack() as clients:
         async with trio.open_nursery() as nursery:

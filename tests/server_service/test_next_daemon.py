@@ -132,7 +132,7 @@ def expected_client(client: int, context: int) -> link.ReturningClient:
     return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((context, 1, 0),), limits=limits_in_force)
 
 
-def test_every_daemon_gets_a_full_report_and_then_what_changes(server: Played) -> None:
+def test_every_daemon_gets_a_full_report_and_then_the_changes(server: Played) -> None:
     entry, _ = server.serve().admit(5), server.admit(6)
     server.next_daemon()
     report, clients = server.ask(1)
@@ -149,7 +149,7 @@ def test_every_daemon_gets_a_full_report_and_then_what_changes(server: Played) -
     assert (report.status, report.leaving, clients) == ("ACTIVE", True, [expected_client(6, 2)])
 
 
-def test_daemons_that_die_before_they_have_read_their_report_cost_nothing(server: Played) -> None:
+def test_daemons_that_die_before_reading_their_report_lose_no_client(server: Played) -> None:
     server.serve().admit(5)
     for token in range(1, 4):
         server.daemon.send(link.ReportRequest(Versions(), token))
@@ -161,7 +161,7 @@ def test_daemons_that_die_before_they_have_read_their_report_cost_nothing(server
     assert server.ask(10)[1] == [expected_client(5, 1), expected_client(8, 2)]
 
 
-def test_half_a_frame_of_a_daemon_that_was_killed_spoils_nothing(server: Played) -> None:
+def test_half_a_frame_of_a_killed_daemon_is_ignored(server: Played) -> None:
     server.serve().admit(5)
     environment = {"PYMPSD_X": "x" * (2 * PACKET_BYTES)}
     frame = messages.encode(link.AdmitClient(6, 4006, 500, "train", 99, 500, 0, environment), 1)
@@ -176,14 +176,14 @@ def test_half_a_frame_of_a_daemon_that_was_killed_spoils_nothing(server: Played)
         assert own_end.recv(1) == b"", "the client sees that it was not admitted"
 
 
-def test_daemons_that_speak_other_versions_get_the_report_too(server: Played) -> None:
+def test_a_daemon_of_another_protocol_version_gets_the_report(server: Played) -> None:
     server.serve().admit(5)
     report, clients = server.ask(1, Versions(oldest=1000, newest=1001))
     assert report.versions == Versions()
     assert clients == [expected_client(5, 1)]
 
 
-def test_a_server_that_was_not_set_up_reports_it_and_is_set_up_by_the_next(server: Played) -> None:
+def test_a_server_without_setup_is_set_up_by_the_next_daemon(server: Played) -> None:
     assert server.daemon.expect(link.ServerHello).pid == server.process.pid
     server.next_daemon()
     for token in (1, 2):
@@ -195,7 +195,7 @@ def test_a_server_that_was_not_set_up_reports_it_and_is_set_up_by_the_next(serve
     assert server.ask(3)[1] == [expected_client(5, 1)]
 
 
-def test_what_happens_while_there_is_no_daemon_is_kept_in_the_link(server: Played) -> None:
+def test_messages_sent_without_a_daemon_wait_in_the_link(server: Played) -> None:
     client = server.serve().admit(5)
     server.next_daemon()
     client.socket.close()
@@ -208,7 +208,7 @@ def test_what_happens_while_there_is_no_daemon_is_kept_in_the_link(server: Playe
 # --- its end
 
 
-def test_with_the_link_a_server_ends_and_all_it_has(server: Played) -> None:
+def test_closing_the_link_ends_the_server_its_clients_and_its_executors(server: Played) -> None:
     clients = [server.serve().admit(5), server.admit(6)]
     executors = children_of(server.process.pid)
     assert executors
@@ -218,7 +218,7 @@ def test_with_the_link_a_server_ends_and_all_it_has(server: Played) -> None:
     wait_until(lambda: not any(map(alive, executors)), "the end of the executors")
 
 
-def test_a_daemon_that_breaks_the_rules_is_none(server: Played) -> None:
+def test_a_malformed_frame_ends_the_server_like_the_end_of_the_link(server: Played) -> None:
     client = server.serve().admit(5)
     server.daemon.send(link.ServerAdopted())
     server.daemon.socket.send(b"\x00\x00\x00\x00\xff\xff\x00\x00")
@@ -229,7 +229,7 @@ def test_a_daemon_that_breaks_the_rules_is_none(server: Played) -> None:
     assert client.receive() is None
 
 
-def test_a_server_that_was_not_set_up_ends_with_the_link(server: Played) -> None:
+def test_closing_the_link_ends_a_server_without_setup(server: Played) -> None:
     server.daemon.expect(link.ServerHello)
     server.daemon.socket.close()
     assert server.end() == 0
@@ -258,7 +258,7 @@ def test_a_dismissed_server_without_clients_ends_immediately(server: Played) -> 
     assert server.end() == 0
 
 
-def test_a_server_that_is_to_end_if_it_is_alone_ends_with_its_last_client(server: Played) -> None:
+def test_end_if_alone_ends_a_server_with_its_last_client_unless_a_daemon_returns(server: Played) -> None:
     client = server.serve().admit(5)
     server.daemon.send(link.EndIfAlone())
     server.ask(1)
@@ -273,7 +273,7 @@ def test_a_server_that_is_to_end_if_it_is_alone_ends_with_its_last_client(server
     assert server.end() == 0
 
 
-def test_a_dismissal_is_heard_though_the_daemon_left_something_unread(server: Played) -> None:
+def test_a_dismissal_is_received_behind_unread_messages(server: Played) -> None:
     client = server.serve().admit(5)
     assert server.ask(1)[1] == [expected_client(5, 1)]
     suspend(server.process.pid)

@@ -28,7 +28,7 @@ def chosen(client_table: ClientTable, used: dict[int, int], short: int) -> list[
     return None if victims is None else [(victim.client.id, victim.group, victim.excess) for victim in victims]
 
 
-def test_who_is_furthest_above_its_soft_limit_goes_first() -> None:
+def test_the_client_furthest_above_its_soft_limit_is_evicted_first() -> None:
     client_table = ClientTable()
     client(client_table, CALLER, ("cgroup /b",))
     client(client_table, 2, ("cgroup /a",))
@@ -50,7 +50,7 @@ def test_of_equals_the_lower_priority_goes_first_then_the_youngest() -> None:
     assert chosen(client_table, used, 41) == [(4, "cgroup /a", 50), (3, "cgroup /a", 30), (5, "cgroup /a", 10)]
 
 
-def test_who_is_within_its_soft_limit_once_another_has_gone_stays() -> None:
+def test_a_client_back_within_its_soft_limit_after_an_eviction_is_not_evicted() -> None:
     client_table = ClientTable()
     client(client_table, CALLER, ("cgroup /b",))
     client(client_table, 2, ("cgroup /a",))
@@ -59,7 +59,7 @@ def test_who_is_within_its_soft_limit_once_another_has_gone_stays() -> None:
     assert chosen(client_table, {2: 20, 3: 30}, 31) is None
 
 
-def test_nobody_goes_who_is_within_its_soft_limits() -> None:
+def test_a_client_within_its_soft_limits_is_not_evicted() -> None:
     client_table = ClientTable()
     client(client_table, CALLER, ("cgroup /b",))
     client(client_table, 2, ("cgroup /a", "cgroup /a/x"))
@@ -82,7 +82,7 @@ def test_small_clients_of_a_group_do_not_shield_a_large_one() -> None:
     assert chosen(client_table, used, 45) == [(2, "cgroup /c", 47), (5, "cgroup /c", 7)]
 
 
-def test_who_is_not_needed_in_the_end_stays() -> None:
+def test_a_client_whose_eviction_turns_out_unnecessary_is_not_evicted() -> None:
     client_table = ClientTable()
     client(client_table, CALLER, ("cgroup /b",))
     client(client_table, 2, ("cgroup /a",), priority=1)
@@ -90,7 +90,7 @@ def test_who_is_not_needed_in_the_end_stays() -> None:
     assert chosen(client_table, {2: 5, 3: 60}, 40) == [(3, "cgroup /a", 30)]
 
 
-def test_who_has_no_context_to_end_counts_for_its_group_only() -> None:
+def test_a_client_without_contexts_counts_for_its_group_and_is_not_evicted() -> None:
     client_table = ClientTable()
     client(client_table, 2, ("cgroup /a",))
     client(client_table, 3, ("cgroup /a",))
@@ -111,7 +111,7 @@ def test_of_nested_groups_the_one_furthest_above_its_limit_counts() -> None:
     assert chosen(client_table, {2: 12, 3: 5, 4: 24}, 10) == [(4, "cgroup /a", 6)]
 
 
-def test_the_limits_hold_that_came_with_the_latest_client() -> None:
+def test_the_limits_of_the_latest_client_apply() -> None:
     client_table = ClientTable()
     client(client_table, 3, ("cgroup /a",)).groups = {0: (MemoryGroup("cgroup /a", MAX_MEMORY, 100),)}
     client(client_table, 2, ("cgroup /a",))
@@ -122,7 +122,7 @@ def test_the_limits_hold_that_came_with_the_latest_client() -> None:
     st.lists(st.tuples(st.integers(0, len(MEMBERS) - 1), st.integers(0, 60), st.integers(0, 1)), max_size=8),
     st.integers(1, 150),
 )
-def test_the_clients_that_go_have_what_is_short_and_were_above_their_limits(
+def test_evicted_clients_hold_enough_memory_and_were_above_their_limits(
     others: list[tuple[int, int, int]], short: int
 ) -> None:
     client_table = ClientTable()

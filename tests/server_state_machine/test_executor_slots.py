@@ -12,11 +12,11 @@ SHARING = "isolates_address_spaces = false\n[[device]]\n"
 
 
 @pytest.mark.parametrize(("device", "user"), [(describe("H200")[0], ALL_USERS), (parse_toml(SHARING)[0], 500)])
-def test_users_share_an_executor_only_where_it_keeps_their_memory_apart(device: object, user: int) -> None:
+def test_users_share_an_executor_only_if_the_executor_separates_their_memory(device: object, user: int) -> None:
     assert slot_of(500, 3, device) == ExecutorSlot(3, user)  # type: ignore[arg-type]
 
 
-def test_a_partition_has_an_executor_of_its_own_only_where_faults_would_leave_it() -> None:
+def test_a_partition_has_its_own_executor_only_on_devices_where_faults_spread_beyond_it() -> None:
     assert slot_of(500, 3, describe("H200")[0], "p") == ExecutorSlot(3)
     assert slot_of(500, 3, parse_toml(SHARING)[0], "p") == ExecutorSlot(3, 500, "p")
 

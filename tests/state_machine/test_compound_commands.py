@@ -54,7 +54,7 @@ def test_a_command_without_parts_is_answered_immediately() -> None:
     assert (answer.printed, answer.refused) == ("no change\n", False)
 
 
-def test_a_command_that_does_not_await_starts_is_answered_before_them_and_still_counts_what_fails() -> None:
+def test_a_command_answered_before_its_starts_still_counts_failed_starts() -> None:
     commands = CompoundCommands()
     command = commands.begin(7)
     command.waits_for_starts = False

@@ -90,7 +90,7 @@ def test_a_debugged_client_continues_after_a_servers_end_and_a_refusal(busy: Sto
     assert gone == ContinueWithoutMps(3, REASON)
 
 
-def test_a_server_fault_does_not_release_it(busy: Story) -> None:
+def test_a_server_fault_does_not_release_a_debugged_client(busy: Story) -> None:
     busy.feed(events.StatusPushed(1, "FAULT"))
     assert busy.connects(2, A, traced=True) == []
     assert busy.feed(events.ClientGonePushed(1, 1)) == [ContinueWithoutMps(2, REASON)]

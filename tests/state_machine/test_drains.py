@@ -136,7 +136,7 @@ def test_then_fail_terminates_nothing_and_still_holds(busy: Story) -> None:
     assert answers(listed) == [(3, "--user=500 not drained: 2 running, 1 held\n", False)]
 
 
-def test_what_cannot_be_terminated_is_left_and_named(busy: Story) -> None:
+def test_a_client_that_cannot_be_terminated_remains_and_is_named(busy: Story) -> None:
     (first,) = terminations(busy.says("drain --user=500 --timeout=0"))
     ended = busy.feed(events.TerminationAnswered(1, first.token, Result.ERROR_LAUNCH_TIMEOUT))
     assert notes(ended)[0].startswith(
@@ -206,7 +206,7 @@ def test_a_later_drain_does_not_wait_for_what_an_earlier_one_has_terminated(busy
     assert busy.daemon.drains.has_terminated(1)
 
 
-def test_a_drain_of_a_client_ends_with_it(busy: Story) -> None:
+def test_the_drain_of_a_client_ends_when_the_client_ends(busy: Story) -> None:
     busy.says("drain 101")
     assert answers(leaves(busy, 1)) == [(1, "Drained 101: no clients remain.\n", False)]
     assert len(busy.daemon.drains) == 0
@@ -241,7 +241,9 @@ def test_clients_of_a_device_are_those_with_a_context_there(busy: Story) -> None
 
 
 @pytest.mark.parametrize(("visible", "is_held"), [(None, True), ("0,1", True), ("0", False)])
-def test_new_clients_of_a_device_are_those_that_can_see_it(story: Story, visible: str | None, is_held: bool) -> None:
+def test_draining_a_device_holds_only_new_clients_that_can_see_the_device(
+    story: Story, visible: str | None, is_held: bool
+) -> None:
     story.says("drain --device=1")
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     started = story.feed(events.ClientConnected(1, _process(101, 500), environment))
@@ -342,7 +344,9 @@ def test_bad_words_are_refused(story: Story, line: str, problem: str) -> None:
         ("drain --server=uid_500", 600, False),
     ],
 )
-def test_users_drain_only_what_they_may(busy: Story, line: str, uid: int, is_allowed: bool) -> None:
+def test_users_may_drain_only_their_own_clients_and_servers(
+    busy: Story, line: str, uid: int, is_allowed: bool
+) -> None:
     replies = [instruction.answer for instruction in busy.says(line, uid=uid) if isinstance(instruction, Reply)]
     assert [answer.refused for answer in replies] == ([] if is_allowed else [True])
     assert [drain.target.kind for drain in busy.daemon.drains] == ([TargetKind(_kind(line))] if is_allowed else [])

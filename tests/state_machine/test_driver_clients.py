@@ -258,7 +258,7 @@ def test_the_reported_status_is_shown(busy: Story, reported: str, shown: str) ->
     assert says(busy, f"get_server_status {SERVER}") == "ACTIVE\n"
 
 
-def test_a_report_of_a_leaving_server_does_not_bring_it_back(busy: Story) -> None:
+def test_a_late_report_of_a_leaving_server_is_ignored(busy: Story) -> None:
     busy.says(f"shutdown_server {SERVER}")
     reports(busy, {FIRST: [(1, 1, 0)]}, "ACTIVE")
     assert busy.daemon.servers[1].phase is Phase.LEAVING

@@ -107,7 +107,7 @@ def test_a_client_whose_cgroup_cannot_be_seen_is_let_in(daemon: Daemon) -> None:
     assert groups_of(daemon, {}, cgroup=None) == {}
 
 
-def test_a_client_that_waits_for_its_server_keeps_them(daemon: Daemon) -> None:
+def test_a_client_keeps_its_kernel_limits_while_it_waits_for_its_server(daemon: Daemon) -> None:
     daemon.servers[1].phase = Phase.INITIALIZING
     waits = handle(daemon, comes(1, {"/pod": {0: limit(4)}}), answer_line)
     assert not any(isinstance(instruction, AdmitClient) for instruction in waits)
@@ -115,7 +115,7 @@ def test_a_client_that_waits_for_its_server_keeps_them(daemon: Daemon) -> None:
     assert groups_in(ready) == {0: (MemoryGroup("cgroup /pod", 4 * GIB),)}
 
 
-def test_what_is_held_in_other_servers_counts_though_only_the_kernel_has_a_limit(daemon: Daemon) -> None:
+def test_memory_in_other_servers_counts_for_a_kernel_limit(daemon: Daemon) -> None:
     handle(daemon, comes(1, {}, "a"), answer_line)
     handle(daemon, comes(2, {"/pod": {0: limit(4)}}, "b"), answer_line)
     daemon.servers[1].clients[1].memory = {0: GIB}

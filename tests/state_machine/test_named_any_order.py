@@ -27,7 +27,7 @@ def test_a_users_server_without_sockets_is_tried_again_by_the_next_client() -> N
     assert list(machine.on_server) == [3]
 
 
-def test_a_server_that_loses_its_sockets_while_it_starts_is_still_there() -> None:
+def test_a_server_that_loses_its_sockets_during_its_start_remains() -> None:
     machine = NamedMachine()
     machine.create("a", 0)
     machine.spawned(0)

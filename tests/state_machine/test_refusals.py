@@ -25,7 +25,7 @@ def get_printed(daemon: Daemon, line: str, uid: int) -> str:
     return answer.printed
 
 
-def test_a_user_has_the_last_ones_whatever_others_have() -> None:
+def test_a_users_latest_refusals_are_kept_independent_of_other_users() -> None:
     refusals = Refusals()
     refusals.add(ONE)
     for number in range(MAX_OF_USER + 3):
@@ -34,7 +34,7 @@ def test_a_user_has_the_last_ones_whatever_others_have() -> None:
     assert [refusal.pid for refusal in refusals][1:] == list(range(3, MAX_OF_USER + 3))
 
 
-def test_so_many_users_have_them_whose_clients_were_refused_last() -> None:
+def test_the_users_with_the_latest_refusals_are_kept_up_to_the_maximum() -> None:
     refusals = Refusals()
     for uid in (*range(MAX_USERS), 0, MAX_USERS):
         refusals.add(evolve(ONE, uid=uid))

@@ -116,7 +116,7 @@ def test_users_together_leave_servers_for_others_first_clients_and_for_root(daem
     assert daemon.usage.refusals[0, "servers"] == 1
 
 
-def test_root_may_give_a_user_more_than_a_share_and_it_counts(daemon: Daemon, command: Command) -> None:
+def test_root_may_give_a_user_more_than_a_share_which_counts_for_that_user(daemon: Daemon, command: Command) -> None:
     daemon.usage.shares = Shares({"servers": 1})
     assert command(USER, "server create a") == ""
     assert command(0, f"server create b --uid={USER}") == ""
@@ -135,7 +135,9 @@ def test_the_daemons_own_user_has_no_share(command: Command, daemon: Daemon) -> 
 
 
 @pytest.mark.parametrize(("devices", "cost"), [("", 3), (" --allowed-devices=1", 2)])
-def test_processes_are_counted_as_they_may_become(daemon: Daemon, command: Command, devices: str, cost: int) -> None:
+def test_a_server_counts_the_processes_that_it_may_start(
+    daemon: Daemon, command: Command, devices: str, cost: int
+) -> None:
     daemon.usage.shares = Shares({"processes": 7})
     count = 0
     while not (refusal := command(USER, f"server create s{count}{devices}")):
@@ -205,7 +207,7 @@ def test_namespaces_of_all_servers_count_and_default_does_not(daemon: Daemon, co
     assert shares.count_used(daemon, NAMESPACES, USER) == 3
 
 
-def test_with_few_descriptors_users_leave_them_for_others(daemon: Daemon, command: Command) -> None:
+def test_few_descriptors_are_divided_among_users_and_root(daemon: Daemon, command: Command) -> None:
     daemon.usage.shares = Shares(descriptors=1024)
     refusal = fill(command, range(1000, 1004))
     assert refusal.startswith("All users together have 190 of at most 192 descriptors that are not reserved; ")
@@ -220,7 +222,7 @@ def test_with_few_descriptors_users_leave_them_for_others(daemon: Daemon, comman
     assert shares.count_used_together(daemon, DESCRIPTORS, exempt=True) == 512
 
 
-def test_nobody_waits_for_the_servers_of_another_user_to_start(daemon: Daemon, command: Command) -> None:
+def test_a_user_does_not_wait_for_the_start_of_another_users_servers(daemon: Daemon, command: Command) -> None:
     for number in range(16):
         assert command(USER, f"server create s{number} --allowed-devices=0") == ""
     spawning = [server.uid for server in daemon.servers.values()]
@@ -229,7 +231,7 @@ def test_nobody_waits_for_the_servers_of_another_user_to_start(daemon: Daemon, c
     assert [server.uid for server in daemon.servers.values()][4:] == [0, OTHER]
 
 
-def test_who_comes_by_a_namespaces_socket_sees_no_other_users_shares(daemon: Daemon, command: Command) -> None:
+def test_a_caller_at_a_namespaces_socket_sees_only_its_own_shares(daemon: Daemon, command: Command) -> None:
     daemon.usage.refusals[OTHER, "servers"] = 7
     daemon.usage.taken["connections"][OTHER] = 3
     assert command(USER, "server create s") == ""
@@ -245,7 +247,7 @@ def test_who_comes_by_a_namespaces_socket_sees_no_other_users_shares(daemon: Dae
     assert f"{USER},servers,16,1,0" in answers[1]
 
 
-def test_what_is_taken_is_counted_until_it_is_given_back(daemon: Daemon) -> None:
+def test_connections_count_until_they_are_given_back(daemon: Daemon) -> None:
     daemon.usage.shares = Shares({"connections": 20})
     assert shares.take(daemon, CONNECTIONS, USER, 18) == ""
     assert shares.take(daemon, CONNECTIONS, USER, 3).startswith("user 1000 has 18 of at most 20 connections, and 3 ")

@@ -198,7 +198,7 @@ def test_the_time_limit_of_an_end_begins_again(story: Story, lines: tuple[str, .
     assert SetTimer(force, 0.0) in Story(Daemon(DaemonOptions(0), DEVICES)).feed(events.PredecessorDied(remembered))
 
 
-def test_a_quit_that_has_nothing_more_to_wait_for_is_done(story: Story) -> None:
+def test_a_quit_is_finished_if_no_server_was_taken_over(story: Story) -> None:
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(evolve(quits(story, "quit"), servers=())))
     assert [type(instruction).__name__ for instruction in heir.connects(2, B)] == ["SpawnServer"]
@@ -317,7 +317,7 @@ def test_a_client_that_waited_and_does_not_return_is_given_up(story: Story) -> N
         assert heir.daemon.queue.reserved == {}
 
 
-def test_a_client_that_waited_and_is_refused_now_holds_nobody_up(story: Story) -> None:
+def test_a_waiting_client_that_the_next_daemon_refuses_does_not_block_the_queue(story: Story) -> None:
     kept = evolve(leave_queue(story), servers=())
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(kept, connections=frozenset({12})))

@@ -329,7 +329,7 @@ def test_a_policy_chooses_who_is_next(story: Story) -> None:
     assert list_spawned(ends(story, 2, 2)) == [C]
 
 
-def test_who_is_chosen_is_admitted_though_another_has_waited_long_enough(story: Story) -> None:
+def test_the_policys_choice_is_admitted_before_a_user_who_waited_longer(story: Story) -> None:
     story.daemon.turns.policy = fewest_turns()
     story.connects(1, A)
     story.is_ready(1, 847)
@@ -345,7 +345,7 @@ def test_who_is_chosen_is_admitted_though_another_has_waited_long_enough(story: 
     assert list_admitted(story.is_ready(4, 850)) == [3]
 
 
-def test_a_policy_that_returns_what_does_not_wait_changes_nothing(busy: Story) -> None:
+def test_a_policy_that_returns_no_waiting_user_changes_nothing(busy: Story) -> None:
     busy.daemon.turns.policy = lambda users: evolve(users[0], uid=1)
     busy.connects(3, C)
     assert list_spawned(ends(busy, 1, 1)) == [B]

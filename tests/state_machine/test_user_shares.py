@@ -42,7 +42,7 @@ def test_no_sequence_of_requests_exceeds_a_share_or_the_total(
 
 @pytest.mark.parametrize("resource", [CONNECTIONS, BUFFERS], ids=lambda resource: resource.name)
 @pytest.mark.parametrize("count", [1, 3, 20, 60])
-def test_users_who_take_all_they_can_leave_as_much_for_another_and_a_part_for_root(
+def test_greedy_users_leave_a_share_for_another_user_and_a_part_for_root(
     resource: SharedResource, count: int
 ) -> None:
     state = daemon()

@@ -258,7 +258,7 @@ def test_a_daemon_that_ends_in_order_ends_the_keeper_and_its_socket(daemons: Dae
         assert daemons.start().given == []
 
 
-def test_both_killed_means_an_end_for_everybody_and_a_clean_start(daemons: Daemons) -> None:
+def test_killing_daemon_and_keeper_ends_all_peers_and_allows_a_clean_start(daemons: Daemons) -> None:
     peer, ours = _pair()
     with peer:
         daemon = daemons.start(server_1=ours)
@@ -325,7 +325,7 @@ def _next_daemon(daemons: Daemons) -> tuple[socket.socket, dict[str, bytes]]:
         entries[name] = note
 
 
-def test_a_next_daemon_that_dies_halfway_costs_nothing(daemons: Daemons) -> None:
+def test_a_next_daemon_killed_during_the_takeover_loses_no_entry(daemons: Daemons) -> None:
     peer, ours = _pair()
     with peer:
         daemon = daemons.start(server_1=ours)
@@ -417,7 +417,7 @@ def test_a_daemon_that_does_not_read_does_not_stop_the_keeper(daemons: Daemons) 
             assert entries == {"server 1": b""}
 
 
-def test_a_keeper_out_of_descriptors_reports_it_and_continues(daemons: Daemons) -> None:
+def test_a_keeper_out_of_descriptors_reports_the_lack_and_continues(daemons: Daemons) -> None:
     peer, ours = _pair()
     with peer:
         daemon = daemons.start(open_files=64, server_1=ours)
@@ -470,7 +470,7 @@ def test_after_a_long_time_without_a_daemon_servers_without_clients_have_to_end(
         client.wait()
 
 
-def test_the_socket_of_a_keeper_without_a_daemon_is_removed_and_it_ends(daemons: Daemons) -> None:
+def test_removing_the_socket_of_a_keeper_without_a_daemon_ends_the_keeper(daemons: Daemons) -> None:
     server, ours = _pair()
     with server:
         daemon = daemons.start(SHORT, server_1=ours)
@@ -501,7 +501,7 @@ def test_when_its_socket_is_removed_idle_servers_end_and_waiting_connections_are
         wait_until(lambda: not alive(keeper), "the end of the keeper")
 
 
-async def test_closed_peers_are_dropped_while_no_daemon_runs_unless_they_left_words(daemons: Daemons) -> None:
+async def test_without_a_daemon_closed_peers_are_dropped_unless_data_is_unread(daemons: Daemons) -> None:
     client, ours = _pair()
     wordy, theirs = _pair()
     stays, third = _pair()
@@ -540,7 +540,7 @@ def test_a_next_daemon_out_of_descriptors_refuses_to_start_and_nothing_is_lost(
         assert len(daemons.start().given) == 101
 
 
-async def test_nonsense_from_a_keeper_is_refused(daemons: Daemons) -> None:
+async def test_malformed_packets_from_a_keeper_are_refused(daemons: Daemons) -> None:
     daemons.folder.mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", NONSENSE, str(daemons.folder / files.KEEPER)], stdout=subprocess.PIPE, text=True
@@ -552,7 +552,7 @@ async def test_nonsense_from_a_keeper_is_refused(daemons: Daemons) -> None:
         assert other.wait(SECONDS) == -signal.SIGKILL
 
 
-async def test_a_stopped_keeper_costs_the_next_daemon_its_limit_only(daemons: Daemons) -> None:
+async def test_a_stopped_keeper_delays_the_next_daemon_by_its_time_limit_only(daemons: Daemons) -> None:
     peer, ours = _pair()
     with peer:
         daemon = daemons.start(server_1=ours)
@@ -647,7 +647,7 @@ def open_daemons(daemons: Daemons) -> Iterator[Daemons]:
 
 
 @as_root
-async def test_another_user_gets_nothing(open_daemons: Daemons) -> None:
+async def test_a_keeper_sends_nothing_to_another_user(open_daemons: Daemons) -> None:
     path = open_daemons.folder / files.KEEPER
     peer, ours = _pair()
     with peer:
@@ -663,7 +663,7 @@ async def test_another_user_gets_nothing(open_daemons: Daemons) -> None:
 
 
 @as_root
-async def test_another_users_keeper_is_not_believed(open_daemons: Daemons) -> None:
+async def test_entries_of_another_users_keeper_are_refused(open_daemons: Daemons) -> None:
     open_daemons.folder.mkdir()
     open_daemons.folder.chmod(0o777)
     with _as_other_user(LISTEN, open_daemons.folder / files.KEEPER) as other:
@@ -757,7 +757,7 @@ async def test_a_stopped_keeper_gets_one_request_and_its_late_answer_counts(tmp_
                 os.close(fd)
 
 
-async def test_what_changes_while_a_killed_keeper_is_reaped_is_held_by_the_next(tmp_path: Path) -> None:
+async def test_changes_during_the_reaping_of_a_killed_keeper_reach_the_next_keeper(tmp_path: Path) -> None:
     """Its link is closed by then: nothing may be lost, and nothing fail, for it takes no more."""
     log = Log()
     async with _keeper(tmp_path, log) as (keeper, address):

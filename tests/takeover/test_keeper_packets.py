@@ -14,7 +14,7 @@ KINDS = st.sampled_from(sorted(packets.KINDS))
 
 
 @given(kind=KINDS, name=st.text(st.characters(codec="utf-8"), max_size=60), note=st.binary(max_size=200))
-def test_what_is_packed_comes_back(kind: int, name: str, note: bytes) -> None:
+def test_unpacking_returns_the_packed_values(kind: int, name: str, note: bytes) -> None:
     assert packets.decode(packets.encode(kind, name, note)) == (kind, name, note)
 
 

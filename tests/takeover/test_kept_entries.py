@@ -332,7 +332,7 @@ def test_a_killed_daemons_connections_and_those_of_the_next_are_held_side_by_sid
 @pytest.mark.parametrize(
     ("end", "is_held"), [("in order", False), ("by an exception", False), ("by the end of the daemon", True)]
 )
-async def test_what_is_held_during_a_block(
+async def test_a_descriptor_is_held_during_a_block(
     daemon: RunningDaemon, earlier: EarlierDaemon, end: str, is_held: bool
 ) -> None:
     async with next_daemon(daemon, earlier) as kept:
@@ -384,7 +384,7 @@ UNKNOWN = {
 
 
 @with_limit
-async def test_what_is_left_is_sorted_by_name_and_closed_and_dropped_unless_it_is_taken(
+async def test_kept_entries_are_sorted_by_name_and_closed_unless_taken(
     daemon: RunningDaemon, earlier: EarlierDaemon
 ) -> None:
     fds = descriptors(len(LEFT) + len(UNKNOWN))
@@ -456,7 +456,7 @@ def test_a_file_that_is_not_there_has_no_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["", "removed", "replaced"])
-def test_a_log_fifo_is_taken_if_it_is_still_the_same(tmp_path: Path, change: str) -> None:
+def test_a_log_fifo_is_taken_unless_it_was_replaced(tmp_path: Path, change: str) -> None:
     path = str(tmp_path / "log")
     os.mkfifo(path)
     fd = os.open(path, os.O_RDWR)
@@ -512,7 +512,7 @@ async def test_after_an_internal_error_an_answered_operator_is_not_answered_agai
     del daemon.dispatcher.sessions.servers[99]
 
 
-def test_a_client_continues_with_the_connection_that_it_was_offered_if_both_ends_exist() -> None:
+def test_a_client_continues_with_an_offered_connection_whose_ends_both_exist() -> None:
     """An earlier daemon may have been killed between any two of its packets to the keeper."""
     names = ["newcomer 1", "offer 1", "newcomer 2", "offer 3", "newcomer 4", "offer 4"]
     notes = {"newcomer 4": b"9"}

@@ -28,7 +28,7 @@ def server(**more: object) -> PersistentNamedServer:
     return PersistentNamedServer("a", 500, namespaces, **more)  # type: ignore[arg-type]
 
 
-def test_what_is_by_ordinal_follows_its_device() -> None:
+def test_limits_by_ordinal_follow_their_devices() -> None:
     kept = server(
         allowed_devices=(1, 0),
         partitions=(SmPartition("p", 0, (3,)),),
@@ -50,7 +50,7 @@ def test_what_is_by_ordinal_follows_its_device() -> None:
     assert state.rules[0].limits.pinned_memory == {1: PinnedMemory(GIB)}
 
 
-def test_what_is_of_a_device_that_is_gone_is_left_out_and_named() -> None:
+def test_state_of_a_removed_device_is_left_out_and_named() -> None:
     kept = server(allowed_devices=(0,), partitions=(SmPartition("p", 0, (3,)), SmPartition("p", 1, (4,))))
     state, lost = move(PersistentState(named_servers=(kept,)), ONE_GONE)
     check(state, 1)
@@ -65,7 +65,7 @@ def test_what_is_of_a_device_that_is_gone_is_left_out_and_named() -> None:
 
 
 @pytest.mark.parametrize("devices", [SWAPPED, ONE_GONE, OTHERS])
-def test_one_limit_for_all_devices_is_one_for_all_others(devices: OtherDevices) -> None:
+def test_a_limit_of_all_devices_applies_to_all_new_devices(devices: OtherDevices) -> None:
     limits = dict.fromkeys(range(len(devices.before)), GIB)
     memory = dict.fromkeys(limits, PinnedMemory(GIB))
     namespace = PersistentNamespace("default", Limits(percentages(50.0), memory, total_memory=memory))

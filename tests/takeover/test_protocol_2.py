@@ -72,7 +72,7 @@ def of_default(**more: object) -> PersistentState:
         ),
     ],
 )
-def test_what_protocol_2_has_none_of_is_named(left: PersistentState, names: list[str]) -> None:
+def test_state_that_protocol_2_cannot_hold_is_named(left: PersistentState, names: list[str]) -> None:
     assert list(list_lost(left, Limits())) == names
 
 

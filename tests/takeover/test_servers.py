@@ -116,7 +116,7 @@ async def test_a_server_with_an_impossible_message_is_killed(
 
 
 @with_limit
-async def test_what_a_server_sent_before_its_report_is_void(daemon: RunningDaemon) -> None:
+async def test_messages_before_a_servers_report_are_ignored(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
     (server_end,) = daemon.take_over(SERVER_ID)
     # Most of it was true for the earlier daemon; a new one knows none of these clients and contexts.

@@ -71,7 +71,7 @@ def test_only_the_owner_may_read_the_state_file(saved: StateFile) -> None:
     assert os.listdir(saved.folder) == [files.STATE]
 
 
-def test_the_state_file_is_replaced_atomically_and_only_if_it_changes(saved: StateFile) -> None:
+def test_the_state_file_is_replaced_atomically_and_only_after_a_change(saved: StateFile) -> None:
     path = Path(saved.folder) / files.STATE
     with path.open("rb") as reader:
         first = path.stat().st_ino
@@ -192,7 +192,7 @@ def test_a_file_that_is_not_ours_is_refused(saved: StateFile, spoil: Callable[[P
         read(saved.folder)
 
 
-def test_an_impossible_state_is_none_that_protocol_2_could_lose(saved: StateFile) -> None:
+def test_an_impossible_state_is_not_listed_as_lost_in_protocol_2(saved: StateFile) -> None:
     saved.save(evolve(KNOWN, default_socket=False))
     assert list_lost_in_protocol_2(saved.folder, Limits()) == ["default_socket=off of context-share"]
     _edit(Path(saved.folder) / files.STATE, lambda state: state["remembered"].update(thread_percentage=0))
