@@ -457,7 +457,7 @@ class Transport:
 
     def _end(self, reason: str) -> CudaError:
         if self._error is None:
-            self._error = self._on_end(f"{reason}; the process's contexts on the device are lost; end the process")
+            self._error = self._on_end(f"{reason}; the contexts on this device are lost; end this process")
         invalidate()  # only now, when no plan can be added any more
         for gate in tuple(self._followers.values()):
             _open(gate)

@@ -215,7 +215,7 @@ async def test_a_link_to_a_server_is_counted_but_not_limited(peers: Peers, autoj
 
 
 @with_limit
-async def test_an_allowance_that_is_closed_holds_nothing(peers: Peers) -> None:
+async def test_a_closed_allowance_counts_nothing(peers: Peers) -> None:
     raw, channel = peers.connect(USER)
     with channel.allowance.keep(5 * RECEIVE_BYTES):
         assert peers.budget.held[USER] == 5 * RECEIVE_BYTES

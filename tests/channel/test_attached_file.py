@@ -21,7 +21,7 @@ def _problem(path: Path | str) -> str:
     return str(refused.value.args[0])
 
 
-def test_the_first_word_that_is_not_an_option_names_it(tmp_path: Path) -> None:
+def test_the_first_word_that_is_not_an_option_names_the_attached_file(tmp_path: Path) -> None:
     file = tmp_path / "m.toml"
     file.write_bytes(b"x")
     assert text_of(["--check", str(file), "y"]) == b"x"

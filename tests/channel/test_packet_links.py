@@ -83,7 +83,7 @@ async def test_the_rest_of_what_another_process_began_to_read_is_passed_over(
 
 
 @with_limit
-async def test_what_a_peer_sent_last_is_read_though_it_left_something_unread(
+async def test_the_last_packets_of_a_peer_are_read_although_the_peer_left_data_unread(
     link: tuple[socket.socket, socket.socket],
 ) -> None:
     link[1].send(b"unread")

@@ -30,13 +30,13 @@ def test_a_client_with_a_context_is_listed_and_not_unknown(shown: set[int], word
     assert [line.partition(",")[0] for line in problems] == words
 
 
-def test_one_that_has_ended_goes_from_the_list() -> None:
+def test_an_ended_client_must_leave_the_list() -> None:
     history = History([a_life(1, ended=20.0)])
     assert list(differences(history, ALICE, {101}, 20.0 + NOTICED_SECONDS / 2, 21.0)) == []
     assert len(list(differences(history, ALICE, {101}, 20.1 + NOTICED_SECONDS, 22.0))) == 1
 
 
-def test_one_that_need_not_have_a_context_may_be_missing() -> None:
+def test_a_client_that_may_lack_a_context_may_be_missing_from_the_list() -> None:
     late, failed, killed, reached = (a_life(number) for number in range(1, 5))
     late.contexts[1].opened = 5.05
     failed.steps.append(a_step(810, 5.5))

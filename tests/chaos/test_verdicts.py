@@ -359,7 +359,7 @@ def test_a_client_of_the_drivers_may_have_contexts_of_two_servers() -> None:
     assert len(by_driver(life, a_step(0, 5.3), killed)) == 1
 
 
-def test_what_was_long_over_explains_nothing() -> None:
+def test_incidents_that_ended_long_ago_are_left_out() -> None:
     long_ago, lately, later = (Incident(Kind.SERVER_KILL, 1, at, at + 1, uid=ALICE) for at in (100.0, 280.0, 501.0))
     before, with_it, after = a_life(1, ended=150.0), a_life(2, ended=350.0), a_life(3)
     after.started = 501.0

@@ -158,7 +158,7 @@ def test_a_refused_user_id_is_explained_on_stderr_only(recorded_daemon: Daemon) 
 @pytest.mark.parametrize(
     "line", ["quit please no", "quit -t x", "quit -t", "quit -t 5s", "quit -t -1", "quit -t 1 2"]
 )
-def test_a_quit_that_is_not_understood_is_none(recorded_daemon: Daemon, line: str) -> None:
+def test_a_malformed_quit_is_refused_and_ends_nothing(recorded_daemon: Daemon, line: str) -> None:
     decision = _decide(recorded_daemon, ROOT, line.encode())
     assert decision.answer is not None
     assert (decision.answer.refused, decision.answer.printed, decision.instructions) == (True, "", ())

@@ -92,7 +92,7 @@ def test_the_process_that_rules_test_names_is_looked_at(line: str, process: int 
     assert parse(line.encode(), 3).process == process
 
 
-def test_what_else_a_line_asks() -> None:
+def test_lines_that_read_cgroups_and_queries_are_recognised() -> None:
     assert [parse(line, 3).asks_cgroups for line in (b"memacct list", b"config show", b"ps")] == [True, True, False]
     changes = (b"quit", b"server create a", b"set_default_client_priority 1", b"nonsense")
     assert all(parse(line, 3).is_query for line in (b"ps --json", b"server list --json", b"ps", b"namespace list"))

@@ -132,7 +132,7 @@ def test_a_query_with_unknown_arguments_is_refused(daemon: Daemon, line: str) ->
 
 
 @pytest.mark.parametrize(("line", "printed"), [("x", "100.0\n"), ("x --json", "")])
-def test_what_driver_580_answers_to_unknown_arguments_is_refused_all_the_same(
+def test_unknown_arguments_are_refused_although_driver_580_answers_them(
     daemon: Daemon, line: str, printed: str
 ) -> None:
     """Recorded (grammar.jsonl): it prints the percentage."""
@@ -261,7 +261,7 @@ def test_json_of_devices_has_how_many_more_clients_fit(daemon: Daemon) -> None:
     assert _get_printed(daemon, b"get_device_client_list").count("[") == 2, "the devices in use"
 
 
-def test_who_waits_is_listed(daemon: Daemon) -> None:
+def test_waiting_clients_are_listed(daemon: Daemon) -> None:
     daemon.queue.entries = [
         QueueEntry(1, 1001, 5, ClientProcess(Peer(77, 1001, 1001), "python d.py")),
         QueueEntry(2, 1002),

@@ -89,7 +89,7 @@ def test_a_missing_server_is_made() -> None:
     assert str(first) == "created server 'a'"
 
 
-def test_what_differs_is_set_and_said() -> None:
+def test_settings_that_differ_are_changed_and_reported() -> None:
     state = State({"a": NamedServer("a", 0, {"default": Namespace("default"), "hi": Namespace("hi", HALF)})}, HERE)
     expected = Limits(percentages(30.0), FOUR, ClientPriority(1))
     (change,) = changes(_plan(ServerPlan("a", None, None, {"hi": expected})), state)
@@ -116,7 +116,7 @@ def test_what_is_set_of_a_whole_server() -> None:
     )
 
 
-def test_what_is_not_named_stays_without_prune() -> None:
+def test_objects_missing_from_the_file_stay_without_prune() -> None:
     servers = {
         "a": NamedServer("a", 0, {"default": Namespace("default"), "hi": Namespace("hi")}),
         "b": NamedServer("b", 0),
@@ -127,7 +127,7 @@ def test_what_is_not_named_stays_without_prune() -> None:
     assert _texts(_plan(ServerPlan("a")), state, prune=True) == ["deleted server 'b'", "deleted namespace 'a/hi'"]
 
 
-def test_what_has_clients_is_not_pruned_unless_forced() -> None:
+def test_objects_with_clients_are_pruned_only_with_force() -> None:
     servers = {
         "a": NamedServer("a", 0, {"default": Namespace("default"), "hi": Namespace("hi")}),
         "b": NamedServer("b", 0),
@@ -234,7 +234,7 @@ def test_after_its_changes_a_plan_asks_for_none_but_what_is_impossible(one: Plan
 @settings(max_examples=40)
 @given(PLANS)
 @example(_plan(ServerPlan("a", namespaces={"default": Limits(sm_partition="")})))
-def test_what_is_shown_makes_the_same_state_again(plan: Plan) -> None:
+def test_applying_the_shown_configuration_restores_the_same_state(plan: Plan) -> None:
     servers = _carry_out({}, changes(plan, State({}, HERE)))
     text = render_file(servers, HERE)
     again = _carry_out({}, changes(read_plan(text.encode(), HERE)[0], State({}, HERE)))

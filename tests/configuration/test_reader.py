@@ -244,7 +244,7 @@ def test_an_error_is_reported_with_its_line_and_key(line: str, message: str) -> 
         ("[features.memacct]\naudit_log = true", "features.memacct.audit_log"),
     ],
 )
-def test_what_the_drivers_own_server_does_not_do_is_refused(line: str, key: str) -> None:
+def test_limits_that_the_drivers_own_server_lacks_are_refused(line: str, key: str) -> None:
     text = f'schema_version = "1.0"\n{line}\n'
     (error,) = _errors(text, has_own_servers=False)
     assert error.startswith(f"F:3: {key} is not possible with the driver's own server")

@@ -47,7 +47,7 @@ def test_a_line_less_or_more_or_elsewhere_or_another_differs(texts: tuple[str, .
     assert _wrong(_log(500, *texts))
 
 
-def test_what_is_decided_to_lack_and_to_be_added_is_that_and_nothing_else() -> None:
+def test_only_the_decided_lines_may_be_missing_or_additional() -> None:
     ours = _log(500, OURS[0], OURS[1], "Server goes on")
     decided = {"lacks": [GONE.format(2), "Exiting"], "adds": ["Server goes on"]}
     assert not _wrong(ours, **decided)

@@ -137,7 +137,7 @@ def test_the_logs_of_named_servers() -> None:
         assert Path(daemon.log_directory, "a", "server.log").read_text() in daemon.log()
 
 
-def test_nothing_of_the_callers_own_daemon_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_the_callers_own_daemon_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "7")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     monkeypatch.setenv("PYMPSD_USERS", "nonsense")

@@ -109,7 +109,7 @@ def test_a_server_that_is_named_and_no_program_is_named_in_the_error() -> None:
         machine("vendor", FOUND, "", PYMPSD_VENDOR_SERVER="/nowhere")
 
 
-def test_one_device_is_one() -> None:
+def test_a_single_device_is_reported_in_the_singular() -> None:
     machine_of_one = evolve(FOUND, devices=DEVICES[:1])
     assert (
         machine("auto", machine_of_one, SERVER).reason == f"the driver finds 1 device, and its MPS server is {SERVER}"

@@ -41,7 +41,7 @@ def of_one(most: str, least: str = "") -> dict[int, CgroupLimit]:
         ("", "", {}),
     ],
 )  # fmt: skip
-def test_what_the_lines_of_a_cgroup_say(most: str, least: str, limits: dict[int, CgroupLimit]) -> None:
+def test_the_lines_of_a_cgroup_are_read_as_limits(most: str, least: str, limits: dict[int, CgroupLimit]) -> None:
     assert of_one(most, least) == limits
 
 

@@ -35,7 +35,7 @@ def test_the_description_has_a_line_for_each_property() -> None:
     ]
 
 
-def test_nothing_in_it_begins_a_line_of_its_own() -> None:
+def test_values_in_the_nvml_text_cannot_begin_lines() -> None:
     device = evolve(set_attributes(describe("H200")[0], COMPUTE_MODE=3), name="A\nmemory 1 1\x1b  " + "é" * 100)
     text = nvml_text("cuda", [device], modes=ModesFile("/run\n/modes"))
     lines = text.splitlines()

@@ -83,7 +83,7 @@ def test_the_shared_memory_cannot_be_cut(executor: ExecutorOwner) -> None:
             os.close(fd)
 
 
-def test_what_attached_says(executor: ExecutorOwner) -> None:
+def test_attached_contains_the_limits_of_the_context(executor: ExecutorOwner) -> None:
     limited = executor.attach(memory_bytes=1 << 30).attached
     assert limited.memory_bytes == 1 << 30
     assert limited.stream_priorities == (0, -5)

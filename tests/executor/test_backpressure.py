@@ -37,7 +37,7 @@ def is_full(limit: Backpressure) -> bool:
     return limit._unfinished >= MAX_UNFINISHED
 
 
-def test_one_stream_fills_it_and_its_end_empties_it() -> None:
+def test_one_stream_reaches_the_limit_and_its_end_frees_all() -> None:
     limit, entry = Backpressure(), Entry()
     for _ in range(MAX_UNFINISHED):
         limit.enter(entry)  # type: ignore[arg-type]  # a fake
@@ -47,7 +47,7 @@ def test_one_stream_fills_it_and_its_end_empties_it() -> None:
     limit.wait_for_room()
 
 
-def test_one_operation_in_each_of_very_many_streams_fills_it() -> None:
+def test_one_operation_in_each_of_many_streams_reaches_the_limit() -> None:
     limit, entries = Backpressure(), [Entry() for _ in range(MAX_UNFINISHED)]
     for entry in entries:
         limit.enter(entry)  # type: ignore[arg-type]  # a fake

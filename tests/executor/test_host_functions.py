@@ -125,7 +125,7 @@ def test_a_token_is_pending_once(client: RawClient) -> None:
     wait_for_begun(client, stream, 5)
 
 
-def test_a_strangers_token_releases_nothing(executor: ExecutorOwner) -> None:
+def test_the_token_of_another_client_releases_no_host_function(executor: ExecutorOwner) -> None:
     client, other_client = executor.attach(client=1, context=1), executor.attach(client=2, context=3)
     executor.ask(Attach, **executor.request(1, 2, False))
     wait_for_begun(client, 0, 1)

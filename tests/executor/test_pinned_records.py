@@ -282,7 +282,7 @@ def test_what_one_client_may_have_is_bounded_in_bytes_and_pieces(executor: Execu
         assert time.monotonic() < deadline
 
 
-def test_what_is_freed_has_no_pages(executor: ExecutorOwner, client: RawClient) -> None:
+def test_freed_pinned_memory_has_no_pages(executor: ExecutorOwner, client: RawClient) -> None:
     address, _ = struct.unpack("=QQ", client.good("ALLOCATE_PINNED", 1))
     fd = client.received_fds.pop()  # the file has all of the client's memory
     for _ in range(3):

@@ -100,7 +100,7 @@ def test_freed_memory_stays_charged_and_taken_until_it_is_unmapped(client: RawCl
     assert client.read(mine, 100) == bytes(100), "and read zero"
 
 
-def test_memory_outlives_who_shared_it(executor: ExecutorOwner, client: RawClient, other: RawClient) -> None:
+def test_shared_memory_outlives_its_exporter(executor: ExecutorOwner, client: RawClient, other: RawClient) -> None:
     mine = client.allocate(10_000)
     client.write(mine, b"m" * 10_000)
     theirs = make_opened(other, shared(client, mine))
@@ -111,7 +111,9 @@ def test_memory_outlives_who_shared_it(executor: ExecutorOwner, client: RawClien
     executor.drop(2)
 
 
-def test_who_opened_memory_may_go_first(executor: ExecutorOwner, client: RawClient, other: RawClient) -> None:
+def test_the_importer_of_shared_memory_may_end_first(
+    executor: ExecutorOwner, client: RawClient, other: RawClient
+) -> None:
     mine = client.allocate(10_000)
     make_opened(other, shared(client, mine))
     executor.drop(2)
@@ -209,7 +211,9 @@ def test_a_client_that_waits_for_an_event_continues_when_its_owner_ends(
     other.good("SYNCHRONIZE_CONTEXT")
 
 
-def test_who_waits_for_an_event_may_end_first(executor: ExecutorOwner, client: RawClient, other: RawClient) -> None:
+def test_a_client_that_waits_for_a_shared_event_may_end_first(
+    executor: ExecutorOwner, client: RawClient, other: RawClient
+) -> None:
     mine = event(client)
     theirs = open_event(other, client.good("SHARE_EVENT", mine))
     token = count_held(client)

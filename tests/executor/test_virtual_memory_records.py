@@ -117,7 +117,7 @@ def test_wrong_records_of_virtual_memory_are_refused(client: RawClient) -> None:
     client.good("UNMAP_MEMORY", AREA, MAPPING_GRANULE)
 
 
-def test_a_client_that_goes_leaves_nothing(executor: ExecutorOwner) -> None:
+def test_an_exiting_client_leaves_no_mappings(executor: ExecutorOwner) -> None:
     first = executor.attach()
     free = first.memory_info()
     descriptors = executor.fd_count()

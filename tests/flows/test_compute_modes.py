@@ -104,7 +104,7 @@ def test_servers_of_different_users_keep_one_another_out(exclusive: Node) -> Non
 
 
 @pytest.mark.long
-def test_a_killed_server_holds_nothing(exclusive: Node) -> None:
+def test_a_killed_server_holds_no_exclusive_device(exclusive: Node) -> None:
     first, second = exclusive.daemon("a"), exclusive.daemon("b")
     exclusive.client(first, 1000).connect()
     os.kill(first.servers()[0], signal.SIGKILL)
@@ -120,7 +120,7 @@ def test_on_a_shared_device_both_serve(make_node: MakeNode) -> None:
 
 
 @pytest.mark.long
-def test_a_device_that_a_daemon_does_not_show_does_not_concern_it(make_node: MakeNode) -> None:
+def test_the_compute_mode_of_a_device_hidden_from_the_daemon_is_ignored(make_node: MakeNode) -> None:
     node = make_node(TWO)
     node.client(node.daemon("a")).connect()
     own_daemon = node.daemon("b", CUDA_VISIBLE_DEVICES="0")
@@ -148,7 +148,7 @@ def test_the_mode_counts_that_there_is_when_a_server_starts(make_node: MakeNode)
     node.client(daemon).connect()
 
 
-def test_a_device_that_a_named_servers_clients_may_not_use_does_not_concern_it(make_node: MakeNode) -> None:
+def test_the_compute_mode_of_a_device_forbidden_to_a_named_server_is_ignored(make_node: MakeNode) -> None:
     node = make_node('[[device]]\ncompute_mode = "PROHIBITED"\n[[device]]\n')
     daemon = node.daemon("a", CUDA_MPS_PROTOCOL_VERSION="3")
     assert "compute mode PROHIBITED" in daemon.run(["server", "create", "zero", "--allowed-devices=0"]).stdout

@@ -48,7 +48,9 @@ def is_prompt(daemon: DaemonProcess) -> None:
     assert time.monotonic() - began < PROMPT
 
 
-def test_a_hundred_that_say_nothing(daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None) -> None:
+def test_a_hundred_silent_operators_do_not_delay_another(
+    daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None
+) -> None:
     with ExitStack() as stack:
         for number in range(100):
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -59,7 +61,9 @@ def test_a_hundred_that_say_nothing(daemon: DaemonProcess, at_its_end_no_descrip
 
 
 @pytest.mark.long
-def test_a_hundred_that_read_nothing(daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None) -> None:
+def test_a_hundred_operators_that_do_not_read_do_not_delay_another(
+    daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None
+) -> None:
     with ExitStack() as stack:
         for _ in range(100):
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))

@@ -126,7 +126,7 @@ def test_no_server_takes_the_directory_of_another_daemon(daemon: DaemonProcess, 
     assert below.run_command("get_default_active_thread_percentage") == "100.0\n"
 
 
-def test_what_is_left_without_a_daemon_above_is_free(daemon: DaemonProcess, second: Second) -> None:
+def test_sockets_left_below_a_daemon_that_has_quit_can_be_replaced(daemon: DaemonProcess, second: Second) -> None:
     path = pipe(daemon, "a/hi") / "control"
     daemon.run_command("quit")
     path.parent.mkdir(parents=True)

@@ -83,7 +83,7 @@ def test_after_the_timeout_clients_are_terminated_and_make_no_context_again(
     assert clients[0].call("newctx 0") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
 
 
-def test_then_fail_exits_with_1_and_terminates_nothing(daemon: DaemonProcess, make_client: Make) -> None:
+def test_drain_then_fail_exits_with_1_and_terminates_no_client(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     done = daemon.run(["drain", "--all", "--timeout=0.1", "--then=fail"])
     assert done.returncode == 1

@@ -107,7 +107,7 @@ def has_logged(daemon: DaemonProcess, text: str) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("name", ["control", "control_privileged"])
-def test_somebody_who_never_speaks_disturbs_nobody(daemon: DaemonProcess, name: str) -> None:
+def test_a_silent_connection_does_not_delay_others(daemon: DaemonProcess, name: str) -> None:
     with visitor(control(daemon, name)) as silent:
         check_service(daemon)
         assert silent.is_silent()
@@ -115,7 +115,7 @@ def test_somebody_who_never_speaks_disturbs_nobody(daemon: DaemonProcess, name: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("count", [0, 1])
-def test_somebody_who_stops_speaking_is_closed_after_a_while(daemon: DaemonProcess, count: int) -> None:
+def test_a_connection_that_falls_silent_is_closed_after_a_time(daemon: DaemonProcess, count: int) -> None:
     with visitor(control(daemon)) as silent:
         if count:
             silent.introduce()
@@ -254,7 +254,7 @@ def test_a_length_that_is_not_that_of_the_line(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize("length", [struct.pack("<q", -1), struct.pack("<q", -(2**63)), b"\0" * 4, b"\1" * 7])
-def test_a_length_that_is_none(daemon: DaemonProcess, length: bytes) -> None:
+def test_an_invalid_length_closes_the_connection(daemon: DaemonProcess, length: bytes) -> None:
     with ExitStack() as stack:
         here = tool(daemon, stack)
         here.send(length)
@@ -364,7 +364,7 @@ def test_a_thousand_who_never_speak_while_others_are_served(daemon: DaemonProces
 
 @pytest.mark.long
 @pytest.mark.usefixtures("_many_descriptors")
-def test_a_thousand_clients_who_take_no_connection_cost_nobody_anything(daemon: DaemonProcess) -> None:
+def test_a_thousand_clients_that_accept_no_connection_do_not_delay_others(daemon: DaemonProcess) -> None:
     """Nor does one that is stopped or busy, in whatever container: its server hears of it when it continues."""
     with DriverClient.start(control(daemon).parent, uid=0) as client, ExitStack() as stack:
         client.connect()
@@ -410,7 +410,7 @@ def test_a_client_that_is_stopped_for_a_moment_while_its_server_speaks_is_not_cu
 
 @pytest.mark.long(but=["words2"])
 @pytest.mark.parametrize("words", [(), (b"\0",), (CREDENTIALS,), (b"\0", b"\0", b"\0", b"\0")])
-def test_a_client_who_leaves_its_server_immediately_does_not_block_it(
+def test_a_client_that_disconnects_immediately_does_not_block_the_server(
     daemon: DaemonProcess, words: tuple[bytes, ...]
 ) -> None:
     """The server waits for ever for such a client, unless the daemon answers in the client's place."""

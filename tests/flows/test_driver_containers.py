@@ -57,7 +57,7 @@ def namespace(kind: str) -> int:
     return os.stat(f"/proc/self/ns/{kind}").st_ino
 
 
-def test_clients_without_a_pid_are_shown_by_what_is_known_of_them(start: Callable[..., DaemonProcess]) -> None:
+def test_clients_without_a_pid_are_listed_with_their_known_properties(start: Callable[..., DaemonProcess]) -> None:
     daemon = start(*INSIDE)
     with DriverClient.start(pipe(daemon)) as first, DriverClient.start(pipe(daemon)) as second:
         for client in (first, second):

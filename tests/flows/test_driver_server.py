@@ -387,7 +387,7 @@ def test_the_server_terminates_a_context_only_once(daemon: DaemonProcess, client
     assert daemon.run_command(terminate) == "201\n"
     assert client.call("ctx 0") == "ctx CUDA_SUCCESS"
     done = daemon.run([], terminate)
-    assert (done.stdout, "end the process" in done.stderr) == ("801\n", True)
+    assert (done.stdout, "end the client's process" in done.stderr) == ("801\n", True)
     assert client.call("sync") == "sync CUDA_SUCCESS"
     assert client.call("destroy 0") == "destroy CUDA_SUCCESS"
     assert daemon.run_command(terminate) == "0\n"

@@ -245,7 +245,7 @@ def their_tool(ours: DaemonProcess, directory: Path, request: pytest.FixtureRequ
 
 
 @as_root
-def test_one_line_is_answered(ours: DaemonProcess, their_tool: Visitor) -> None:
+def test_a_single_line_is_answered(ours: DaemonProcess, their_tool: Visitor) -> None:
     their_tool.give(b"get_default_active_thread_percentage")
     assert their_tool.answers() == [b"100.0"]
     assert their_tool.is_closed()

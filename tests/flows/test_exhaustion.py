@@ -387,7 +387,7 @@ def test_an_executor_without_memory_for_another_client_fails_one_context(
 # --- disks
 
 
-def test_a_full_log_disk_costs_lines_and_reports_how_many(
+def test_a_full_log_disk_loses_lines_and_their_number_is_reported(
     clients: list[ClientProcess], make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon()
@@ -426,7 +426,7 @@ def test_a_full_log_disk_costs_lines_and_reports_how_many(
 @pytest.mark.parametrize(
     ("inodes", "file"), [(1, ""), (2, "/control"), (3, "/control_privileged"), (5, "/nvidia-cuda-mps-control.pid")]
 )
-def test_a_full_pipe_directory_keeps_the_daemon_from_starting_and_reports_it(
+def test_a_full_pipe_directory_is_reported_and_prevents_a_start(
     make_daemon: MakeDaemon, inodes: int, file: str
 ) -> None:
     daemon = make_daemon()
@@ -446,7 +446,7 @@ def _read_kept(disk: Disk) -> dict[str, Any]:
     return document
 
 
-def test_a_pipe_directory_that_fills_up_costs_only_what_a_next_daemon_would_know(
+def test_a_pipe_directory_that_fills_up_loses_only_the_state_for_the_next_daemon(
     clients: list[ClientProcess], make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon()

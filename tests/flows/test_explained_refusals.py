@@ -74,7 +74,7 @@ def test_the_reason_of_children_that_have_ended_is_printed_once(daemon: DaemonPr
     assert done.stderr == f"pympsd: cuInit: {FAILED}: {quitting}\n"
 
 
-def test_a_user_sees_only_what_concerns_it(daemon: DaemonProcess, quitting: str) -> None:
+def test_a_user_sees_only_its_own_refusals(daemon: DaemonProcess, quitting: str) -> None:
     run(daemon, *CLIENT)
     (refusal,) = json.loads(daemon.run_command("get_refusal_list --json"))
     assert (refusal["uid"], refusal["call"], refusal["result"], refusal["reason"]) == (0, "cuInit", FAILED, quitting)

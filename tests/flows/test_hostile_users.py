@@ -74,7 +74,7 @@ def count_used(daemon: DaemonProcess, name: str) -> int:
 
 @pytest.mark.long(but=["unresponsive"])
 @pytest.mark.parametrize("kind", ["half_frames", "unread", "unresponsive", "idle", "garbage"])
-def test_a_thousand_connections_cost_no_more_than_is_documented(
+def test_a_thousand_connections_use_at_most_the_documented_resources(
     daemon: DaemonProcess, make_client: Callable[..., ClientProcess], kind: str
 ) -> None:
     if daemon.uid == 0 and resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4 * CONNECTIONS:

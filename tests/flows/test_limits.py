@@ -358,7 +358,9 @@ def test_an_impossible_limit_may_be_ignored(three_devices: DaemonProcess, start:
         one_line(three_devices, f"Ignoring {entry} in {MEMORY}: ")
 
 
-def test_the_log_says_it_in_the_clients_voice(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
+def test_the_log_line_of_an_ignored_limit_has_the_clients_prefix(
+    make_daemon: Callable[..., DaemonProcess], start: Start
+) -> None:
     daemon = running(make_daemon, PYMPSD_LOG_DIALECT="r580")
     client = wait_for_begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: "7=1G"}))
     one_line(daemon, f"Ignoring 7=1G in {MEMORY}: ")

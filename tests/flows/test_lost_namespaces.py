@@ -64,7 +64,7 @@ def test_a_socket_that_is_removed_keeps_its_directory(daemon: DaemonProcess) -> 
     assert sms_at(daemon, "a/hi") == "32"
 
 
-def test_what_cannot_be_created_again_has_failed_until_it_can(daemon: DaemonProcess) -> None:
+def test_sockets_that_cannot_be_recreated_make_the_server_fail_until_they_can(daemon: DaemonProcess) -> None:
     shutil.rmtree(pipe(daemon, "a"))
     pipe(daemon, "a").write_text("in the way")
     reason = f"{pipe(daemon, 'a')} is not a directory: remove it"

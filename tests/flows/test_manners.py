@@ -159,7 +159,7 @@ def test_the_option_wins_over_the_environment(make_daemon: MakeDaemon) -> None:
     assert json.loads(first)["event"] == "daemon_starting"
 
 
-def test_a_dialect_that_is_none(make_daemon: MakeDaemon) -> None:
+def test_an_unknown_log_dialect_is_refused(make_daemon: MakeDaemon) -> None:
     done = make_daemon().run(["-d", "--log-dialect", "klingon"])
     assert (done.returncode, done.stdout) == (2, "")
     assert "documented, r580, json" in done.stderr

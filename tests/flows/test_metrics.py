@@ -351,7 +351,9 @@ def test_a_file_at_the_address_stays(make_daemon: Callable[..., DaemonProcess], 
     assert file.read_text() == "mine"
 
 
-def test_the_next_daemon_takes_the_address_and_the_last_one_removes_it(serving: DaemonProcess, address: str) -> None:
+def test_the_next_daemon_takes_the_metrics_address_and_the_last_daemon_removes_the_address(
+    serving: DaemonProcess, address: str
+) -> None:
     serving.kill()
     assert serving.start("-d", "--metrics", address).stderr == ""
     assert samples(scrape(address)[1])

@@ -136,7 +136,7 @@ def test_each_user_has_an_executor_of_his_own_on_each_device(sharing: DaemonProc
 
 
 @pytest.mark.long
-def test_a_fault_of_one_user_costs_no_other(sharing: DaemonProcess, of_user: OfUser) -> None:
+def test_a_fault_of_one_user_does_not_affect_other_users(sharing: DaemonProcess, of_user: OfUser) -> None:
     culprit, neighbour, other = of_user(NOBODY).connect(), of_user(NOBODY).connect(), of_user(OTHER).connect()
     (server,) = sharing.servers()
     before = _executors(sharing, server)

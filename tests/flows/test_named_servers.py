@@ -292,7 +292,9 @@ def test_a_server_accepts_its_users_clients_only(daemon: DaemonProcess) -> None:
         assert make(OTHER, **at).connect().call("sync") == "CUDA_SUCCESS"
 
 
-def test_what_cannot_start_stays_as_failed(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> None:
+def test_a_named_server_that_cannot_start_is_kept_as_failed(
+    make_daemon: Callable[..., DaemonProcess], launcher: Path
+) -> None:
     daemon = start(make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher)))
     misbehave(launcher, crash="before_role")
     assert ctl(daemon, "server create a", 1).startswith("Server 'a' could not be started: the MPS server 'a' ended")

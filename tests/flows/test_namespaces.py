@@ -90,7 +90,7 @@ def test_terminate_client_takes_that_pid(daemon: DaemonProcess, make_inside: Mak
     assert first.call("sync") == "CUDA_SUCCESS"
 
 
-def test_a_container_that_is_killed_takes_its_clients_with_it(daemon: DaemonProcess, make_inside: MakeInside) -> None:
+def test_killing_a_container_ends_its_clients(daemon: DaemonProcess, make_inside: MakeInside) -> None:
     killed, other = make_inside().connect(), make_inside().connect()
     (server,) = daemon.servers()
     other_pid = pid_outside(other)

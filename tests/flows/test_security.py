@@ -176,7 +176,7 @@ def test_shared_memory_has_no_name_and_belongs_to_its_user(daemon: DaemonProcess
 
 
 @pytest.mark.long
-def test_what_the_daemon_remembers_is_for_its_own_user(daemon: DaemonProcess, owner: ClientProcess) -> None:
+def test_files_of_the_daemons_state_are_closed_to_other_users(daemon: DaemonProcess, owner: ClientProcess) -> None:
     pipe = daemon.directory / "pipe"
     tried = as_user(
         OTHER_USER,
@@ -231,7 +231,7 @@ def hello(pid: int) -> ClientHello:
 
 
 @pytest.mark.long
-def test_only_a_servers_own_link_speaks_for_it(daemon: DaemonProcess, owner: ClientProcess) -> None:
+def test_only_a_servers_own_link_can_report_its_state(daemon: DaemonProcess, owner: ClientProcess) -> None:
     processes = processes_of(daemon, owner)
     server = processes["server"]
     forged = (

@@ -155,7 +155,7 @@ def test_a_directory_below_the_working_one_is_reported_in_full(
         daemon.stop()
 
 
-def test_what_the_daemon_cannot_make_is_reported_once_with_what_to_do(directory: Path) -> None:
+def test_a_path_that_the_daemon_cannot_create_is_reported_once_with_a_remedy(directory: Path) -> None:
     folder = directory / "pipe"
     (folder / "control_lock").touch()
     (folder / "control_lock").chmod(0o666)
@@ -182,7 +182,7 @@ def test_a_pipe_directory_too_long_for_a_socket_is_explained(directory: Path) ->
     assert (done.returncode, done.stdout, done.stderr) == (1, "", not_found(tool, "AF_UNIX path too long"))
 
 
-def test_an_unusable_log_directory_costs_only_the_logs(directory: Path) -> None:
+def test_an_unusable_log_directory_loses_only_the_logs(directory: Path) -> None:
     daemon = DaemonProcess(directory, {"CUDA_MPS_LOG_DIRECTORY": "/nonexistent/x/y"})
     done = daemon.start()
     try:
@@ -263,7 +263,7 @@ def test_foreground_logs_to_stdout_and_stays(directory: Path) -> None:
         ({"PYMPSD_EMULATED_DEVICES": "2xB900"}, 1, "H200, H100, A100, V100, P100"),
     ],
 )
-def test_what_it_cannot_start_with_is_explained(
+def test_settings_that_prevent_a_start_are_explained(
     directory: Path, settings: dict[str, str], status: int, word: str
 ) -> None:
     done = DaemonProcess(directory, settings).run(["-d"])
@@ -272,7 +272,7 @@ def test_what_it_cannot_start_with_is_explained(
 
 
 @pytest.mark.long
-def test_what_no_executor_could_start_with_replaces_no_daemon(
+def test_a_setting_that_executors_refuse_does_not_replace_the_running_daemon(
     daemon: DaemonProcess, make_daemon: Callable[..., DaemonProcess]
 ) -> None:
     for words in (["-d"], ["-d", "--replace"]):
@@ -326,7 +326,7 @@ def test_a_full_standard_output_is_not_reported_as_a_missing_daemon(
     assert (done.returncode, done.stderr) == (74, output)
 
 
-def test_a_full_standard_error_costs_only_the_text_for_it(daemon: DaemonProcess) -> None:
+def test_a_full_standard_error_loses_only_its_text(daemon: DaemonProcess) -> None:
     def status_of(full: int, text: bytes) -> int:
         return subprocess.run([PYMPSD], env=daemon.environment, input=text, stderr=full, timeout=SECONDS).returncode
 

@@ -546,7 +546,7 @@ def test_replace_without_a_daemon_is_a_start(make_daemon: Callable[..., DaemonPr
     assert daemon.run_command("get_server_list") == ""
 
 
-def test_replace_by_one_that_cannot_start_costs_nothing(daemon: DaemonProcess) -> None:
+def test_replacing_by_a_daemon_that_cannot_start_keeps_the_running_daemon(daemon: DaemonProcess) -> None:
     daemon.settings["PYMPSD_EMULATED_DEVICES"] = "nothing"
     done = daemon.run(["-d", "--replace"])
     assert done.returncode == 1
@@ -681,7 +681,7 @@ def test_a_stopped_keeper_is_killed_by_the_next_daemon(daemon: DaemonProcess, ma
 
 
 @pytest.mark.long
-def test_a_keeper_that_was_stopped_for_a_while_has_missed_nothing(daemon: DaemonProcess, make_client: Make) -> None:
+def test_a_keeper_that_was_stopped_for_a_while_holds_all_entries(daemon: DaemonProcess, make_client: Make) -> None:
     keeper = daemon.keeper()
     suspend(keeper)
     client, waiting = make_client(A).connect(), make_client(B)

@@ -331,7 +331,9 @@ def test_a_frame_longer_than_any_daemons_is_refused(start: Start, tool: DaemonPr
 
 
 @pytest.mark.parametrize("uid", [0, 10002])
-def test_a_start_in_its_directory_names_it(start: Start, tool: DaemonProcess, uid: int) -> None:
+def test_a_start_in_the_directory_of_an_untrusted_daemon_names_that_daemon(
+    start: Start, tool: DaemonProcess, uid: int
+) -> None:
     start()
     done = tool.run(["-d"], uid=uid)
     assert done.returncode == 1

@@ -237,7 +237,9 @@ def test_the_tools_find_roots_daemon_from_inside(daemon: DaemonProcess) -> None:
 
 
 @as_root
-def test_the_command_line_warns_of_a_daemon_that_proves_nothing(daemon_of: Callable[[int], DaemonProcess]) -> None:
+def test_the_command_line_warns_of_a_daemon_without_proof_of_its_user(
+    daemon_of: Callable[[int], DaemonProcess],
+) -> None:
     daemon = daemon_of(OTHER)
     done = _run_inside(daemon, PYMPSD, "get_server_list")
     assert done.returncode == 0

@@ -100,7 +100,7 @@ def test_an_exclusive_device_has_room_for_one_users_server(make_daemon: MakeDaem
         assert first.call("add") == RIGHT
 
 
-def test_what_cannot_be_keeps_the_daemon_from_starting(make_daemon: MakeDaemon) -> None:
+def test_unknown_or_conflicting_users_settings_prevent_a_start(make_daemon: MakeDaemon) -> None:
     done = make_daemon().start("-d", "--users", "both")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "--users must be one of in-turn, together, not 'both'\n"
@@ -109,5 +109,5 @@ def test_what_cannot_be_keeps_the_daemon_from_starting(make_daemon: MakeDaemon) 
     together = make_daemon(PYMPSD_USERS="together")
     done = together.start("-d", "-multiuser-server")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("-multiuser-server: it has one server for all users, and --users together")
+    assert done.stderr.startswith("-multiuser-server starts one server for all users, but --users together")
     assert together.start("-d", "-multiuser-server", "--users", "in-turn").returncode == 0

@@ -26,7 +26,7 @@ def test_clients_compute_at_the_same_time_and_are_listed(daemon: DaemonProcess, 
     assert len(children_of(server)) == 1, "one executor for all of them"
 
 
-def test_one_computes_while_a_neighbours_kernel_never_ends(start: Start) -> None:
+def test_a_client_computes_during_another_clients_endless_kernel(start: Start) -> None:
     endless, other = start(), start()
     assert endless.call("endless") == "CUDA_SUCCESS"
     endless.send("sync")

@@ -75,7 +75,7 @@ def test_an_emulated_device_is_used_where_it_is_set(make_daemon: MakeDaemon) -> 
     assert "Device backend: emulated" in daemon.log("server.log")
 
 
-def test_a_client_sees_what_the_driver_says(daemon: DaemonProcess) -> None:
+def test_a_client_sees_the_drivers_properties_of_the_device(daemon: DaemonProcess) -> None:
     client = daemon.client().connect()
     try:
         assert client.call("count") == "1"

@@ -53,7 +53,7 @@ def test_one_server_for_all_users_with_an_executor_for_each(shared: DaemonProces
     assert len(children_of(server)) == 3, "users share no address space"
 
 
-def test_a_fault_of_one_user_costs_no_other(shared: DaemonProcess, start_of: Start) -> None:
+def test_a_fault_of_one_user_does_not_affect_other_users(shared: DaemonProcess, start_of: Start) -> None:
     culprit, neighbour, other = start_of(shared, A), start_of(shared, A), start_of(shared, B)
     (server,) = shared.servers()
     assert culprit.call("illegal") == "CUDA_SUCCESS"

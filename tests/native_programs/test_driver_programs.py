@@ -250,7 +250,7 @@ def test_a_program_keeps_its_locale(compile_program: Compile, run: Callable[...,
         ("/bin/sh", "libpython of /bin/sh cannot be loaded (it is not called python3.X)"),
     ],
 )
-def test_one_sentence_where_there_is_no_python(
+def test_without_python_a_single_sentence_is_printed(
     python: str, sentence: str, compile_program: Compile, run: Callable[..., Ran]
 ) -> None:
     ran = run(compile_program("ends"), PYMPSD_PYTHON=python, PATH="")

@@ -267,7 +267,7 @@ def test_a_mangled_file_is_refused(pipe: Path, content: str) -> None:
     assert nvml.call("nvmlDeviceGetCount_v2", ctypes.byref(ctypes.c_uint())) == UNINITIALIZED
 
 
-def test_nobody_elses_file_is_read(pipe: Path) -> None:
+def test_an_untrusted_nvml_file_is_not_read(pipe: Path) -> None:
     nvml, file = Nvml.load(), _publish(pipe)
     file.chmod(0o664)
     assert nvml.call("nvmlInit_v2") == NOT_LOADED

@@ -91,7 +91,7 @@ def test_the_utilization_is_that_of_the_last_second(node: Node, monkeypatch: pyt
     assert nvml.call("nvmlShutdown") == 0
 
 
-def test_they_report_the_same(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_and_smi_report_the_same(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon, nvml = node.daemon("a"), Nvml.load()
     for name, value in daemon.environment.items():
         monkeypatch.setenv(name, value)

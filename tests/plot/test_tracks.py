@@ -59,7 +59,7 @@ def write_slices(path: Path, slices: list[Written], *, end: bool = True) -> str:
 
 
 @given(SLICES)
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, slices: list[Written]) -> None:
+def test_a_written_trace_is_read_back(tmp_path_factory: pytest.TempPathFactory, slices: list[Written]) -> None:
     text = write_slices(tmp_path_factory.getbasetemp() / "trace.json", slices)
     assert [event["name"] for event in json.loads(text) if event["ph"] == "X"] == [entry.name for entry in slices]
     tracks = read_tracks([text])
@@ -247,7 +247,7 @@ def test_output_that_cannot_be_printed_is_reported(tmp_path: Path, argument: str
         (["{}/t.json", "--since", "5"], "{}/t.json: nothing happened in that time"),
     ],
 )
-def test_what_cannot_be_drawn_is_reported(
+def test_files_and_arguments_that_cannot_be_drawn_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     (tmp_path / "bad.json").write_text("not a trace")

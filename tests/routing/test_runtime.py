@@ -261,7 +261,7 @@ print(int(runtime.cudaFree(memory)[0]), ok(runtime.cudaMalloc(64)) != 0, ok(runt
     assert run(program, begin=BEGINNING).stdout.splitlines() == ["True 0", "True 0", "1 True 0"]
 
 
-def test_what_it_lacks(run: Run) -> None:
+def test_a_missing_runtime_function_is_reported_as_not_supported(run: Run) -> None:
     program = "print(int(runtime.cudaDeviceFlushGPUDirectRDMAWrites(0, 100)[0]))"
     done = run(program, begin=BEGINNING, PYMPSD_EXPLAIN="1")
     assert done.stdout == "801\n"

@@ -55,12 +55,12 @@ def test_an_unknown_macro_of_a_manual_page_is_an_error(manual_page: ModuleType) 
         manual_page.markdown(".TH A 1\n.SH B\n.TS\n")
 
 
-def test_a_page_that_includes_another_is_none(manual_page: ModuleType) -> None:
+def test_a_manual_page_that_includes_another_renders_as_empty(manual_page: ModuleType) -> None:
     assert manual_page.markdown((ROOT / "docs/man/nvidia-cuda-mps-control.1").read_text()) == ""
 
 
 @pytest.mark.long
-def test_what_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")  # of an environment with it; .ci/run builds the whole site
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     shutil.copytree(SITE, tmp_path / "scripts" / "site")

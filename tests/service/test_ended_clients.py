@@ -174,7 +174,7 @@ async def test_with_few_descriptors_only_the_server_reports_the_end(
 
 
 @with_limit
-async def test_a_server_that_takes_no_clients_costs_a_limited_number_of_descriptors(
+async def test_a_server_that_accepts_no_clients_uses_a_limited_number_of_descriptors(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (64, 64))

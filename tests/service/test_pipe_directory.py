@@ -217,7 +217,7 @@ def _identity(path: Path) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("name", files.OF_THE_DAEMON)
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_what_no_daemon_made_is_neither_replaced_nor_removed(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_file_that_no_daemon_made_is_neither_replaced_nor_removed(tmp_path: Path, name: str, kind: str) -> None:
     path = tmp_path / name
     FOREIGN[kind](path)
     if kind == EXPECTED.get(name):
@@ -251,7 +251,7 @@ def test_a_file_with_a_second_name_is_not_a_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [files.CONTROL, files.KEEPER, files.LOG_FIFO, files.PID])
-def test_what_comes_into_its_place_meanwhile_is_not_replaced_either(tmp_path: Path, name: str) -> None:
+def test_a_file_that_appears_in_the_place_of_a_socket_is_not_replaced(tmp_path: Path, name: str) -> None:
     directory = PipeDirectory.claim(str(tmp_path))
     _write(tmp_path / name)
     make = {files.LOG_FIFO: directory.open_fifo, files.PID: lambda: directory.write_pid(1)}

@@ -329,7 +329,7 @@ def test_a_client_waits_for_the_daemon_and_sees_that_it_closes(daemon: MinimalDa
         assert client.answer() == "init CUDA_ERROR_MPS_CONNECTION_FAILED"
 
 
-def test_a_client_whose_socket_does_not_show_who_it_is_hears_nothing(
+def test_a_client_whose_socket_hides_its_identity_gets_no_answer(
     daemon: MinimalDaemon, launcher: Path, start: Callable[..., DriverClient]
 ) -> None:
     daemon.start(launcher)

@@ -166,8 +166,8 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda path: path.chmod(0o640), "others than its owner"),
-        (lambda path: os.link(path, path.with_name("copy")), "others than its owner"),
+        (lambda path: path.chmod(0o640), "other than the owner"),
+        (lambda path: os.link(path, path.with_name("copy")), "other than the owner"),
         (lambda path: os.chown(path, 500, 500), "belongs to user 500"),
         (lambda path: path.write_bytes(b""), "damaged"),
         (lambda path: path.write_bytes(path.read_bytes()[:-9]), "damaged"),

@@ -90,7 +90,7 @@ def test_a_client_chooses_its_priority_unless_a_rule_has_one(
 
 
 @given(PLACES, PLACES, PLACES)
-def test_nothing_exceeds_a_bound(own: Limits, bound: Limits, environment: Limits) -> None:
+def test_combined_limits_never_exceed_a_bound(own: Limits, bound: Limits, environment: Limits) -> None:
     combined = combine(own, bound, environment=environment)
     for index in (0, 1, 2, 3):
         assert percentage_on(combined, index) <= percentage_on(bound, index)

@@ -77,7 +77,7 @@ def test_a_condition_fits_one_of_its_values(kind: str, value: str, fits: bool) -
     assert _fits(kind, "nothing", value) is fits, "one of several values is enough"
 
 
-def test_what_cannot_be_seen_is_unknown_only_to_who_asks_for_it() -> None:
+def test_an_unseen_property_is_unknown_only_to_rules_that_test_the_property() -> None:
     rule = Rule(2, "batch", (Condition("user", ("1",)), Condition("cgroup", ("/a",))))
     assert rule.examine(Origin(7), "")[0] is False, "the user does not fit: nobody asks for the cgroup"
     with pytest.raises(Unknown, match=r"^rule 2 \('batch'\) tests the process's cgroup, but the daemon cannot"):

@@ -44,7 +44,7 @@ def test_shares_are_read_from_several_texts_of_which_the_last_one_counts() -> No
         ("", "a user's share must be RESOURCE=VALUE, as in servers=16, not ''"),
     ],
 )
-def test_what_is_not_a_share_is_refused_with_what_is_allowed(text: str, sentence: str) -> None:
+def test_an_invalid_share_is_refused_with_the_allowed_values(text: str, sentence: str) -> None:
     with pytest.raises(BadResourceShare) as refusal:
         read_shares([text])
     assert str(refusal.value).startswith(sentence)

@@ -571,7 +571,7 @@ def test_another_status_is_refused(status: int) -> None:
 
 @given(st.data())
 @each_question
-def test_what_nobody_requested_is_refused(number: int, data: st.DataObject) -> None:
+def test_bytes_after_an_answer_are_refused(number: int, data: st.DataObject) -> None:
     packets, _ = data.draw(answers_of(number))
     with pytest.raises(RemoteError, match="4 bytes that nobody asked for"):
         link_of(QUESTIONS[number](), [*packets, bytes(4)])

@@ -256,7 +256,7 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ),
     ],
 )
-def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line: str, message: str) -> None:
+def test_a_refused_query_leaves_standard_output_empty(daemon: Daemon, line: str, message: str) -> None:
     answer = _ask(daemon, line)
     assert answer.refused
     assert answer.printed == ""
@@ -332,7 +332,7 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("config apply F", "'config apply' needs the text of the file"),
     ],
 )
-def test_what_a_change_refuses_is_printed_and_changes_nothing(daemon: Daemon, line: str, message: str) -> None:
+def test_a_refused_change_is_printed_and_changes_nothing(daemon: Daemon, line: str, message: str) -> None:
     answer = _ask(daemon, line)
     assert answer.refused
     assert answer.printed.startswith(message)
@@ -683,7 +683,7 @@ def test_a_daemon_that_has_not_come_to_its_file_is_not_ready(daemon: Daemon) -> 
     assert not _ask(daemon, "config status").refused
 
 
-def test_what_cannot_be_applied_is_reported_and_the_rest_is_done(daemon: Daemon) -> None:
+def test_entries_that_cannot_be_applied_are_reported_and_the_others_are_applied(daemon: Daemon) -> None:
     text = 'schema_version = "1.0"\n[servers.a]\nuid = 9\nclient_priority = 1\n[shares]\nservers = 4\n'
     answer = _ask(daemon, "config apply F", file=text)
     assert answer.refused
@@ -788,7 +788,7 @@ def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> No
     assert daemon.configuration.generation == 0
 
 
-def test_through_a_namespaces_socket_others_see_what_is_of_it(daemon: Daemon) -> None:
+def test_a_caller_at_a_namespaces_socket_sees_only_that_namespace(daemon: Daemon) -> None:
     def through(line: str, uid: int, namespace: str = "hi") -> str:
         event = OperatorLine(1, uid, parse(line.encode(), 3), server="a", namespace=namespace)
         (answer,) = _answers(_handle(daemon, event))
