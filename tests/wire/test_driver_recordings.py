@@ -559,7 +559,7 @@ def test_a_packet_of_another_size_is_refused(number: int, data: st.DataObject) -
 @pytest.mark.parametrize("number", [6, 7, 14, 24])
 def test_a_count_that_is_negative_or_huge_is_refused(number: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(-(2**31), -1) | st.integers((1 << 16) + 1, 2**31 - 1))
-    with pytest.raises(RemoteError, match=rf"it counts {count} records"):
+    with pytest.raises(RemoteError, match=rf"the server announced {count} records"):
         link_of(QUESTIONS[number](), [struct.pack("<i", count)])
 
 
