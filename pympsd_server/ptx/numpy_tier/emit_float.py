@@ -13,16 +13,11 @@ from pympsd_server.ptx.math.functions import FUNCTIONS
 from pympsd_server.ptx.numpy_tier.instruction_table import dtype_of, emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 
-_FLOAT_TYPES = frozenset({"f16", "f32", "f64", "bf16", "f16x2", "bf16x2"})
+FLOAT_TYPES = frozenset({"f16", "f32", "f64", "bf16", "f16x2", "bf16x2"})
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
-def is_float(operation: Operation) -> bool:
-    """Return whether an operation's type is a float."""
-    return operation.type in _FLOAT_TYPES
-
-
-@emits("fma", 4, "rn rz rm rp ftz sat relu", _FLOAT_TYPES)
+@emits("fma", 4, "rn rz rm rp ftz sat relu", FLOAT_TYPES)
 def emit_float(writer: Writer, operation: Operation) -> None:
     """Write any arithmetic instruction whose type is a float."""
     writer.refuse_if(operation.has("lo") or operation.has("hi") or operation.has("wide") or operation.has("cc"))
