@@ -7,7 +7,6 @@ sees that 0.8 us sooner than by querying an event, and never waits for a lock of
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
@@ -55,23 +54,6 @@ class PendingCompletions:
             waiting = tuple(self._open)
         for pending in waiting:
             pending(status)
-
-
-class Countdown:
-    """Calls back when ``count_down`` was called ``count`` times. Safe to use from several threads."""
-
-    def __init__(self, count: int, act: Callable[[], None]) -> None:
-        self._lock = Lock()
-        self._remaining = count
-        self._act = act
-
-    def count_down(self) -> None:
-        """Count down; the last call calls back."""
-        with self._lock:
-            self._remaining -= 1
-            last = not self._remaining
-        if last:
-            self._act()
 
 
 _APART_BYTES: Final = 64
