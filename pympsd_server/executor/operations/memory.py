@@ -5,12 +5,12 @@ Clients map virtual memory at addresses of their choice.
 
 import os
 from collections.abc import Callable
+from threading import Lock
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
-from pympsd_server.backends.countdown import Countdown
 from pympsd_server.backends.interface import (
     BackendError,
     Completion,
@@ -19,6 +19,7 @@ from pympsd_server.backends.interface import (
     Fill,
     Region,
     Space,
+    Status,
     Stream,
 )
 from pympsd_server.backends.virtual_memory import File, PhysicalMemory
@@ -143,13 +144,22 @@ def free_pinned(request: Request, address: int) -> None:
 def _call_after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
     """Call ``act`` when all queued work of a client is done, in all its contexts, or the contexts have gone."""
     contexts = tuple(client.contexts.values())
-    countdown = Countdown(len(contexts) + 1, act)
+    lock, pending = Lock(), len(contexts) + 1
+
+    def done(status: Status) -> None:
+        nonlocal pending
+        with lock:
+            pending -= 1
+            last = not pending
+        if last:
+            act()
+
     for context in contexts:
         try:
-            context.backend.notify(lambda _: countdown.count_down())
+            context.backend.notify(done)
         except BackendError:  # the context does not accept work, and has none left
-            countdown.count_down()
-    countdown.count_down()
+            done(Status())
+    done(Status())
 
 
 def create_memory(request: Request, handle: int, count: int, flags: int) -> OperationAnswer:

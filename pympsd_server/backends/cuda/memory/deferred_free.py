@@ -31,9 +31,9 @@ from typing import Protocol
 
 from attrs import define, field
 
-from pympsd_server.backends.countdown import Countdown
 from pympsd_server.backends.cuda.driver.calls import call_isolated
 from pympsd_server.backends.cuda.memory.cleanup_thread import CleanupThread
+from pympsd_server.backends.cuda.submission.completions import Countdown
 from pympsd_server.backends.interface import BackendError
 
 Act = Callable[[], None]

@@ -7,6 +7,7 @@ sees that 0.8 us sooner than by querying an event, and never waits for a lock of
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
@@ -54,6 +55,23 @@ class PendingCompletions:
             waiting = tuple(self._open)
         for pending in waiting:
             pending(status)
+
+
+@define(eq=False)
+class Countdown:
+    """Calls ``act`` when ``count_down`` was called ``remaining`` times. Safe to use from several threads."""
+
+    _remaining: int
+    _act: Callable[[], None]
+    _lock: Lock = field(factory=Lock, init=False)
+
+    def count_down(self) -> None:
+        """Count down; the last call calls back."""
+        with self._lock:
+            self._remaining -= 1
+            last = not self._remaining
+        if last:
+            self._act()
 
 
 _APART_BYTES: Final = 64

@@ -19,8 +19,7 @@ from typing import Final, Protocol, TypeVar
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.countdown import Countdown
-from pympsd_server.backends.cuda.submission.completions import PendingCompletions
+from pympsd_server.backends.cuda.submission.completions import Countdown, PendingCompletions
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
 from pympsd_server.backends.cuda.submission.submission_order import OrderedStream, Step, SubmissionOrder
 from pympsd_server.backends.interface import BackendError, Completion, Status
