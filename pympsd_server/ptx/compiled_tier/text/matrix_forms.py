@@ -231,7 +231,7 @@ class _ProductText:
         kind, adds_last = _ROW.of("double"), self.kinds[0] != "f64"
         with self._loop("block", down * across) as (block, _, _):
             row, column = text.op("urem", "i64", block, str(down)), text.op("udiv", "i64", block, str(down))
-            start = self._accumulators(block, "%c", self.kinds[2])
+            start = self._accumulators(block)
             ends = [f"%{text.label('sum')}" for _ in range(8)]
             with self._loop("sums", steps) as (step, before, last):
                 sums = [
@@ -273,11 +273,11 @@ class _ProductText:
         text.branch(text.op("icmp ult", "i64", following, str(count)), loop, end)
         text.place(end)
 
-    def _accumulators(self, block: str, base: str, kind: str) -> list[str]:
+    def _accumulators(self, block: str) -> list[str]:
         """Load the 8 rows of a block of C, in the type in which sums are added."""
-        text, nbytes = self.text, STORED[kind].itemsize
-        size = 64 * nbytes
-        place = text.value(f"getelementptr i8, ptr {base}, i64 {text.op('mul', 'i64', block, str(size))}")
+        text, kind = self.text, self.kinds[2]
+        nbytes = STORED[kind].itemsize
+        place = text.value(f"getelementptr i8, ptr %c, i64 {text.op('mul', 'i64', block, str(64 * nbytes))}")
         element = {"f16": "half", "f32": "float", "f64": "double", "s32": "i32"}[kind]
         rows = []
         for i in range(8):
