@@ -52,7 +52,7 @@ def turns():
     print("== Two users take turns")
     with daemon() as environment, clients(environment, USERS[0]) as (one,):
         read_line(one)
-        shown("echo ps | pympsd", say(environment, command="ps"))
+        print_command("echo ps | pympsd", run_pympsd(environment, command="ps"))
         with clients(environment, USERS[1]) as (other,):
             while f"NEW CLIENT {other.pid} from user {USERS[1]}" not in log(environment):
                 assert other.poll() is None
@@ -61,8 +61,8 @@ def turns():
             tell(one)
             one.wait(SECONDS)
             read_line(other)
-            listed = shown("echo ps | pympsd", say(environment, command="ps"))
-            shown("cat control.log", log(environment))
+            listed = print_command("echo ps | pympsd", run_pympsd(environment, command="ps"))
+            print_command("cat control.log", log(environment))
         return [] if str(other.pid) in listed.split() else ["the second user has no server"]
 
 
@@ -81,11 +81,11 @@ def daemon():
         }
         for folder in ("pipe", "log"):
             Path(directory, folder).mkdir()
-        say(environment, "-d")
+        run_pympsd(environment, "-d")
         try:
             yield environment
         finally:
-            say(environment, command="quit -t 1")
+            run_pympsd(environment, command="quit -t 1")
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def tell(client):
     client.stdin.flush()
 
 
-def say(environment, *options, command=""):
+def run_pympsd(environment, *options, command=""):
     """Run pympsd; return what it printed."""
     done = subprocess.run(
         [PYMPSD, *options], env=environment, input=command, capture_output=True, text=True, timeout=SECONDS
@@ -150,7 +150,7 @@ def say(environment, *options, command=""):
     return done.stdout
 
 
-def shown(what, text):
+def print_command(what, text):
     """Print a command and its output; return the output."""
     print(f"$ {what}\n{text}", end="" if text.endswith("\n") or not text else "\n", flush=True)
     return text

@@ -30,13 +30,13 @@ def main():
         }
         for folder in ("pipe", "log"):
             Path(directory, folder).mkdir()
-        shown("pympsd -d", say(environment, "-d"))
+        print_command("pympsd -d", run_pympsd(environment, "-d"))
         try:
             problems = run_clients(environment)
         finally:
-            shown("echo quit | pympsd", say(environment, command="quit"))
+            print_command("echo quit | pympsd", run_pympsd(environment, command="quit"))
         for log in ("control.log", "server.log"):
-            shown(f"cat {log}", Path(directory, "log", log).read_text())
+            print_command(f"cat {log}", Path(directory, "log", log).read_text())
         problems += [
             f"{name} is still there"
             for name in ("log", "nvidia-cuda-mps-control.pid")
@@ -69,7 +69,7 @@ def accompany(environment, clients):
     for client in clients:
         tell(client)
     said = [read_line(client) for client in clients]
-    listed = shown("echo ps | pympsd", say(environment, command="ps"))
+    listed = print_command("echo ps | pympsd", run_pympsd(environment, command="ps"))
     for client in clients:
         tell(client)
     problems = [f"a client ended with {status}" for client in clients if (status := client.wait(SECONDS))]
@@ -101,7 +101,7 @@ def tell(client):
         client.stdin.flush()
 
 
-def say(environment, *options, command=""):
+def run_pympsd(environment, *options, command=""):
     """Run pympsd; return what it printed."""
     done = subprocess.run(
         [PYMPSD, *options], env=environment, input=command, capture_output=True, text=True, timeout=SECONDS
@@ -111,7 +111,7 @@ def say(environment, *options, command=""):
     return done.stdout
 
 
-def shown(what, text):
+def print_command(what, text):
     """Print a command and its output; return the output."""
     print(f"$ {what}\n{text}", end="" if text.endswith("\n") or not text else "\n", flush=True)
     return text

@@ -335,7 +335,7 @@ VARIABLES: Final = (
         _BOTH | Reader.SMI,
         "the emulated machine: `H200`, `3xH200`, `2xH200,1xP100`, or the path of a TOML file; default: "
         "`$XDG_CONFIG_HOME/pympsd/machine.toml` (`~/.config` without it), `/etc/pympsd/machine.toml`, else one H200",
-        "the daemon does not start; pympsd-smi exits with status 9",
+        "the daemon does not start; a program has no device and prints the reason; pympsd-smi exits with status 9",
     ),
     Setting(
         "PYMPSD_STATE_DIRECTORY",

@@ -40,7 +40,8 @@ _LEAVE_TIMEOUT: Final = 5.0
 class PrivateExecutorWarning(RuntimeWarning):
     """The program runs on a private executor, without MPS: nothing is shared with other processes.
 
-    cuInit warns once if it finds neither a daemon nor a GPU. PYMPSD_REQUIRE_MPS=1 makes it fail instead.
+    cuInit warns once if it finds neither a daemon nor a GPU, also if it then fails because a setting of the emulated
+    devices is wrong. PYMPSD_REQUIRE_MPS=1 makes it fail instead.
     """
 
 

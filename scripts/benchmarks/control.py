@@ -17,7 +17,7 @@ from timing import Report, median_seconds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
-from operators import Operator, ask_all_at_once
+from operators import Operator, run_on_many_connections
 
 from pympsd.wire.messages import ClientHello, Versions, encode
 
@@ -90,7 +90,7 @@ def _many_commands(report: Report, env: dict[str, str]) -> None:
 
 
 def _many_connections(report: Report, env: dict[str, str]) -> None:
-    slowest = statistics.median(max(ask_all_at_once(_control(env), 1000, "ps")) for _ in range(3))
+    slowest = statistics.median(max(run_on_many_connections(_control(env), 1000, "ps")) for _ in range(3))
     report.add("1,000 connections at once, the slowest answer (median of 3)", slowest, 2, "s")
 
 
@@ -99,21 +99,21 @@ def _drain(report: Report, env: dict[str, str]) -> None:
     taken = []
     for _ in range(5):
         with ExitStack() as ends, Operator.at(_control(env)) as operator:
-            operator.ask("drain --all")
+            operator.run_command("drain --all")
             waiting = [ends.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(DRAINED)]
             for client in waiting:
                 client.settimeout(30.0)
                 client.connect(_control(env))
                 client.sendall(encode(ClientHello(Versions(), os.getpid(), "bench", 0, {})))
-            while len(operator.ask("get_waiting_list").splitlines()) < DRAINED:
+            while len(operator.run_command("get_waiting_list").splitlines()) < DRAINED:
                 pass
             began = time.perf_counter()
-            operator.begin("drain --all --new-clients=refuse")
+            operator.send("drain --all --new-clients=refuse")
             for client in waiting:
                 client.recv(1 << 16)
             taken.append((time.perf_counter() - began) * 1000)
             operator.answer()
-            operator.ask("undrain")
+            operator.run_command("undrain")
     report.add(
         f"a drain's decision, until {DRAINED} clients have it (median of 5)", statistics.median(taken), 100, "ms"
     )
@@ -133,7 +133,7 @@ def _memory(report: Report, env: dict[str, str]) -> None:
 def _give(env: dict[str, str], count: int) -> None:
     for _ in range(count // PIPELINED):
         with Operator.at(_control(env)) as operator:
-            operator.begin(*["get_default_active_thread_percentage"] * PIPELINED)
+            operator.send(*["get_default_active_thread_percentage"] * PIPELINED)
             for _ in range(PIPELINED):
                 operator.answer()
 
@@ -146,7 +146,7 @@ def _server_start() -> float:
     with daemon.running("8xH200") as (env, _):
         log = Path(env["CUDA_MPS_LOG_DIRECTORY"], "control.log")
         start = time.perf_counter()
-        daemon.say(env, "start_server -uid 0\n")
+        daemon.run_command(env, "start_server -uid 0\n")
         while ": Ready" not in log.read_text():
             time.sleep(0.002)
         return (time.perf_counter() - start) * 1000

@@ -26,8 +26,8 @@ def environment(directory: str, devices: str) -> dict[str, str]:
     }
 
 
-def say(env: dict[str, str], command: str) -> str:
-    """Give the daemon one command."""
+def run_command(env: dict[str, str], command: str) -> str:
+    """Run one command of the daemon; return its standard output."""
     return subprocess.run([PYMPSD], env=env, input=command, capture_output=True, text=True, check=True).stdout
 
 
@@ -50,4 +50,4 @@ def running(
         try:
             yield env, taken
         finally:
-            say(env, "quit -t 1")
+            run_command(env, "quit -t 1")

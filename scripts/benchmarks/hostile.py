@@ -39,7 +39,7 @@ def measure(report: Report) -> None:
 
         def connect() -> None:
             with Operator.at(control) as operator:
-                operator.ask("get_default_active_thread_percentage")
+                operator.run_command("get_default_active_thread_percentage")
 
         def ask() -> None:
             subprocess.run([daemon.PYMPSD], env=env, input=b"ps\n", stdout=subprocess.PIPE, check=True)

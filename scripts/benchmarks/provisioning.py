@@ -51,7 +51,7 @@ def measure(report: Report) -> None:
     else:
         print("turns between users: not measured, it takes root")
     with daemon.running() as (env, _):
-        daemon.say(env, f"start_server -uid {os.geteuid()}\n")
+        daemon.run_command(env, f"start_server -uid {os.geteuid()}\n")
         one = _ps(env, 1)
         with _clients(env, CLIENTS) as clients:
             _all_at_once(report, clients)

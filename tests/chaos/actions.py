@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from pympsd.state_machine.failed_starts import REFUSED_FOR
-from tests.chaos.commands import limits, lists, pick, queries, say
+from tests.chaos.commands import limits, lists, pick, queries, run_command
 from tests.chaos.history import FOR_EVER, Life
 from tests.chaos.identity import ProcessKey, strike, there
 from tests.chaos.schedule import DEVICES, FAULTS, Action, Backend, Kind, stop_seconds
@@ -87,7 +87,7 @@ async def terminate(testbed: Testbed, life: Life, number: int) -> None:
         return
     details = {"pid": life.pid, "client": life.plan.number, "uid": life.uid}
     with testbed.incident(Kind.CLIENT_TERMINATE, number, **details) as incident:
-        output = await say(testbed, f"terminate_client {server.pid} {life.pid}")
+        output = await run_command(testbed, f"terminate_client {server.pid} {life.pid}")
     incident.note = output.strip()
 
 
@@ -243,7 +243,7 @@ async def _drain(testbed: Testbed, action: Action) -> None:
     server = testbed.server()
     target = "--all" if server is None or action.pick < 0.5 else f"--user={server.uid}"
     with testbed.incident(action.kind, action.number):
-        await say(testbed, f"drain {target} --timeout={action.extent * MAX_DRAIN_SECONDS:.2f} --then=fail")
+        await run_command(testbed, f"drain {target} --timeout={action.extent * MAX_DRAIN_SECONDS:.2f} --then=fail")
         with trio.move_on_after(END_SECONDS):
             while (await testbed.tool("undrain\n"))[0] != 0:
                 await trio.sleep(0.2)
@@ -286,13 +286,13 @@ async def _shutdown_server(testbed: Testbed, action: Action) -> None:
     if forced:
         testbed.forced.add(server.process)
     with testbed.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
-        await say(testbed, f"shutdown_server {server.pid}{' -f' if forced else ''}")
+        await run_command(testbed, f"shutdown_server {server.pid}{' -f' if forced else ''}")
         await testbed.until_so(lambda: server.status is not None, NOTICE_SECONDS if forced else 0)
 
 
 async def _start_server(testbed: Testbed, action: Action) -> None:
     with testbed.incident(action.kind, action.number):
-        await say(testbed, f"start_server -uid {pick(testbed.uids, action.pick)}")
+        await run_command(testbed, f"start_server -uid {pick(testbed.uids, action.pick)}")
 
 
 async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
@@ -306,7 +306,7 @@ async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
         testbed.misbehave(**{name: value})
         server = testbed.server()
         if server is not None:
-            await say(testbed, f"shutdown_server {server.pid}")
+            await run_command(testbed, f"shutdown_server {server.pid}")
         await trio.sleep(stop_seconds(action.extent))
         testbed.misbehave()
         # A server may have read this behaviour and not be in the log yet.

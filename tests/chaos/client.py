@@ -10,7 +10,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from pympsd_client import driver as cuda
-from tests.chaos.client_loop import Client, say_goodbye
+from tests.chaos.client_loop import Client, report_end
 from tests.chaos.client_work import Bench, check
 
 STEPS: Final = {
@@ -30,7 +30,7 @@ def main(text: str) -> None:
     """Run the plan."""
     plan = json.loads(text)
     Client(plan, STEPS[plan["work"]], lambda: int(check(cuda.cuInit, 0) or 0), Bench, "copies").run()
-    say_goodbye()
+    report_end()
 
 
 if __name__ == "__main__":

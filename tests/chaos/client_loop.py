@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from tests.chaos.client_protocol import read_command, say, step
+from tests.chaos.client_protocol import read_command, step, write_line
 
 TERMINATED: Final = 810
 NOT_READY: Final = 807
@@ -123,11 +123,11 @@ class Client:
         bench = self.benches[number]
         method, *words = name.split()
 
-        def do() -> int:
+        def work() -> int:
             bench.enter()
             return int(getattr(bench, method)(*words))
 
-        return step(name, bench.device, number, do)
+        return step(name, bench.device, number, work)
 
     def other_context(self) -> int:
         """Make one more context, or destroy one."""
@@ -144,6 +144,6 @@ class Client:
         return self.open(self.source.choice(self.devices)) == 0
 
 
-def say_goodbye() -> None:
+def report_end() -> None:
     """Report the client's end."""
-    say(doing="leaving")
+    write_line(doing="leaving")

@@ -20,21 +20,21 @@ class Failed(Exception):
         self.why = why
 
 
-def say(**fields: Any) -> None:
-    """Write a line."""
+def write_line(**fields: Any) -> None:
+    """Write the fields and the time to standard output, as one line of JSON."""
     print(json.dumps({"t": time.monotonic(), **fields}), flush=True)
 
 
 def step(name: str, device: int, context: int, work: Callable[[], int]) -> int:
     """Do a step, which returns the number of wrong values; report it before and after; return its CUresult."""
     began = time.monotonic()
-    say(doing=name, device=device, context=context)
+    write_line(doing=name, device=device, context=context)
     report: dict[str, Any] = {"name": name, "began": began, "device": device, "context": context, "code": 0}
     try:
         report["wrong"] = work()
     except Failed as failed:
         report |= {"code": failed.code, "call": failed.call, "why": failed.why}
-    say(doing="between", step=report)
+    write_line(doing="between", step=report)
     return int(report["code"])
 
 

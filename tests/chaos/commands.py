@@ -46,7 +46,7 @@ async def lists(testbed: Testbed, action: Action) -> None:
     with testbed.incident(action.kind, action.number, uid=server.uid):
         for line, column in (("ps", 2), (f"get_client_list {server.pid}", None)):
             requested_at = now()
-            output = await say(testbed, line)
+            output = await run_command(testbed, line)
             answered = now()
             testbed.listen()
             if not _is_known(testbed, server, output, requested_at):
@@ -83,11 +83,11 @@ async def limits(testbed: Testbed, action: Action) -> None:
 async def _command(testbed: Testbed, action: Action, among: tuple[str, ...], uid: int = 0) -> None:
     server = testbed.server()
     line = pick(among, action.pick) or ""
-    await say(testbed, line.format(server=server.pid if server else 0), uid)
+    await run_command(testbed, line.format(server=server.pid if server else 0), uid)
 
 
-async def say(testbed: Testbed, line: str, uid: int = 0) -> str:
-    """Check that an operator's command is answered, unless no daemon runs."""
+async def run_command(testbed: Testbed, line: str, uid: int = 0) -> str:
+    """Run an operator's command and return its output; report a failure, unless no daemon ran."""
     began = now()
     status, output = await testbed.tool(f"{line}\n", uid=uid)
     if status != 0 and not testbed.troubled(began):

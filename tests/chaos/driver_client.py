@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from fake_mps.client import SUCCESS, Failure, Program, ask, be_handed_over, look
 from fake_mps.clients import STEP_FACTOR, STEP_MODULUS, STEP_TERM
 
-from tests.chaos.client_loop import Client, say_goodbye
+from tests.chaos.client_loop import Client, report_end
 from tests.chaos.client_protocol import Failed, read_command, step
 
 STEPS: Final = {
@@ -46,10 +46,10 @@ MULTIPROCESSORS: Final = range(2, 134, 2)
 _Any = TypeVar("_Any")
 
 
-def check(call: str, do: Callable[[], _Any]) -> _Any:
+def check(call: str, function: Callable[[], _Any]) -> _Any:
     """Return a call's value; raise Failed if its result is an error."""
     try:
-        result = do()
+        result = function()
     except Failure as failure:
         raise Failed(call, CODES[str(failure)], str(failure)) from None
     if isinstance(result, str) and result != SUCCESS:
@@ -145,7 +145,7 @@ def main(text: str) -> None:
         )
         client.run()
         program.end()
-    say_goodbye()
+    report_end()
 
 
 if __name__ == "__main__":

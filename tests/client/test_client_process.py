@@ -79,16 +79,18 @@ def test_empty_settings_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"),
+    ("environment", "words", "warnings"),
     [
-        ({"PYMPSD_EMULATED_DEVICES": "9xNOTHING"}, "NOTHING"),
-        ({"CUDA_VISIBLE_DEVICES": "99"}, "CUDA_VISIBLE_DEVICES"),
+        ({"PYMPSD_EMULATED_DEVICES": "9xNOTHING"}, "NOTHING", 1),
+        ({"CUDA_VISIBLE_DEVICES": "99"}, "CUDA_VISIBLE_DEVICES", 0),
     ],
 )
-def test_devices_that_cannot_be_are_named(environment: dict[str, str], words: str) -> None:
-    done = _run("print(name(cuda.cuInit(0)), last_error())", **environment)
+def test_devices_that_do_not_exist_are_named(environment: dict[str, str], words: str, warnings: int) -> None:
+    """A wrong setting is also printed, for programs that ignore cuInit's error; hiding devices is no mistake."""
+    done = _run("cuda.cuInit(0); print(name(cuda.cuInit(0)), last_error())", **environment)
     assert done.stdout.startswith("CUDA_ERROR_NO_DEVICE ")
     assert words in done.stdout
+    assert done.stderr.count("there is no private emulated device") == warnings
 
 
 def test_devices_are_those_of_the_environment() -> None:

@@ -126,8 +126,8 @@ def test_the_epilog_drains_what_the_job_has_left(installed: Path, tmp_path: Path
         (job_cgroup / "cgroup.procs").write_text(str(of_job.pid))
         done = run(installed / "epilog")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert of_job.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
-        assert other.do("sync") == "CUDA_SUCCESS"
+        assert of_job.call("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        assert other.call("sync") == "CUDA_SUCCESS"
         listed = subprocess.run(
             [BIN / "pympsd", "get_drain_list"], env=environment, capture_output=True, timeout=SECONDS
         )

@@ -140,10 +140,10 @@ class Replay:
             self._await_count("Client process", int(rest))
         elif verb == "begin":
             pid, _, words = rest.partition(" ")
-            self._of(int(pid), {}).begin(words)
+            self._of(int(pid), {}).send(words)
         elif verb == "begin-as":
             uid, pid, words = rest.split(maxsplit=2)
-            self._of(int(pid), {"uid": int(uid)}).begin(words)
+            self._of(int(pid), {"uid": int(uid)}).send(words)
         elif verb == "done":
             wait_until(self.clients[int(rest)].has_result, f"the end of what {rest} has begun")
         elif verb == "run":
@@ -290,7 +290,7 @@ class Replay:
             return client.result()
         if words == "so far":
             return client.result() if client.has_result() else "<timeout>"
-        return " | ".join(client.do(command) for command in words.split("; "))
+        return " | ".join(client.call(command) for command in words.split("; "))
 
     def _of(self, pid: int, step: dict[str, Any]) -> ClientProcess:
         if pid not in self.clients:

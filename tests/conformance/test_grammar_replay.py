@@ -87,7 +87,7 @@ def test_every_case_is_answered_as_recorded_or_as_the_table_says(make_daemon: Ca
 def test_a_refused_limit_reports_why_and_changes_nothing(make_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_daemon()
     assert daemon.start().returncode == 0
-    daemon.say("set_default_device_pinned_mem_limit 0 1025M")
+    daemon.run_command("set_default_device_pinned_mem_limit 0 1025M")
     for value in ("1T", "1K", "1024", "abc", "G", "-1G", "0G", "1.5G", "99999999999G"):
         done = daemon.run([], f"set_default_device_pinned_mem_limit 0 {value}\n")
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
@@ -96,4 +96,4 @@ def test_a_refused_limit_reports_why_and_changes_nothing(make_daemon: Callable[.
         done = daemon.run([], f"set_default_device_pinned_mem_limit {device} 1G\n")
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
         assert device in done.stderr
-    assert daemon.say("get_default_device_pinned_mem_limit 0") == "1025M\n"
+    assert daemon.run_command("get_default_device_pinned_mem_limit 0") == "1025M\n"

@@ -80,8 +80,8 @@ class Podman:
         assert done.returncode == status, (words, done.stdout, done.stderr)
         return done.stdout
 
-    def begin(self, *words: object) -> subprocess.Popen[str]:
-        """Begin a command of podman, with its pipes."""
+    def start(self, *words: object) -> subprocess.Popen[str]:
+        """Start a command of podman, with pipes for its streams; return its process."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = ["podman", *map(str, words)]
         return subprocess.Popen(command, env=self.environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
@@ -114,7 +114,7 @@ class Podman:
     def client(self, *options: object, program: Sequence[str] = PROGRAM) -> Iterator[ClientProcess]:
         """Run one of the tests' client programs in a container of its own, which ends with its input."""
         mount = f"--volume={SUPPORT}:/support:ro"
-        with self.begin("run", "--rm", "--interactive", mount, *options, IMAGE, *program) as process:
+        with self.start("run", "--rm", "--interactive", mount, *options, IMAGE, *program) as process:
             try:
                 yield ClientProcess(process)
             finally:

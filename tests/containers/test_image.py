@@ -60,8 +60,8 @@ def test_under_the_vendors_names_clients_have_their_own_limits(podman: Podman, v
         quarter = podman.client(mount, "--env=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25")
         half = podman.client(mount, "--env=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50")
         with quarter as first, half as second:
-            assert [client.connect().do("sm") for client in (first, second)] == list(SMS.values())
-            assert [client.do("add").split()[0] for client in (first, second)] == ["CUDA_SUCCESS"] * 2
+            assert [client.connect().call("sm") for client in (first, second)] == list(SMS.values())
+            assert [client.call("add").split()[0] for client in (first, second)] == ["CUDA_SUCCESS"] * 2
             (server,) = daemon.command("get_server_list").split()
             assert daemon.command(f"get_server_status {server}") == "ACTIVE\n"
             assert daemon.inspect(".State.Health.Status") == "healthy"
@@ -81,8 +81,8 @@ def test_namespaces_limit_whoever_is_given_their_directory(podman: Podman, share
         daemon.wait_until_healthy()
         for namespace, volume in shares.items():
             with podman.client(*client_options(volume), "--env=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100") as client:
-                assert client.connect().do("sm") == SMS[namespace]
-                assert int(client.do("mem").split()[1]) == MEMORY_MIB[namespace]
+                assert client.connect().call("sm") == SMS[namespace]
+                assert int(client.call("mem").split()[1]) == MEMORY_MIB[namespace]
                 rows = json.loads(daemon.run("pympsd", "client", "list", "--format=json"))
                 assert [row["namespace"] for row in rows] == [namespace]
             # Root in that container cannot lift the limit.
@@ -95,7 +95,7 @@ def test_namespaces_limit_whoever_is_given_their_directory(podman: Podman, share
             podman.run("start", daemon.name)
             daemon.wait_until_healthy()
             with podman.client(*client_options(shares["half"])) as client:
-                assert client.connect().do("sm") == SMS["half"]
+                assert client.connect().call("sm") == SMS["half"]
 
 
 def test_healthy_means_that_the_mounted_file_is_in_force(podman: Podman, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_image_runs_as_any_user(podman: Podman, volume: str) -> None:
     with podman.container("--user=1000", "--cap-drop=all", "--read-only", mount) as daemon:
         daemon.wait_until_healthy()
         with podman.client("--user=1000", mount) as client:
-            assert client.connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            assert client.connect().call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
         assert daemon.kill("TERM") == 0
 
 
@@ -152,7 +152,7 @@ def test_the_drivers_own_server(podman: Podman, volume: str, tmp_path: Path) -> 
         daemon.wait_until_healthy()
         daemon.command("set_default_active_thread_percentage 25")
         with podman.client(mount, program=("python3", "-IBSc", code)) as client:
-            assert [client.do(step) for step in ("init", "ctx 0")] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
+            assert [client.call(step) for step in ("init", "ctx 0")] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
             (server,) = daemon.command("get_server_list").split()
             assert daemon.command(f"get_active_thread_percentage {server}") == "25.0\n"
         assert daemon.kill("TERM") == 0

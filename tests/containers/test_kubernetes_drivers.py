@@ -72,9 +72,9 @@ def test_the_device_plugin(podman: Podman, volume: str, tmp_path: Path) -> None:
             await_line(plugin, "started /mps/nvidia.com/gpu/pipe")
             pipe = "--env=CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe"
             with podman.client(f"--volume={volume}:/mps", pipe) as client:
-                assert client.connect().do("sm") == "32"
-                assert int(client.do("mem").split()[1]) == DEVICE.memory_bytes // 4 >> 20
-            plugin.begin("stop")
+                assert client.connect().call("sm") == "32"
+                assert int(client.call("mem").split()[1]) == DEVICE.memory_bytes // 4 >> 20
+            plugin.send("stop")
             await_line(plugin, "stopped")
         await_line(plugin, "--- PASS: TestPympsd")
 
@@ -123,5 +123,5 @@ def test_the_dra_driver(podman: Podman, tmp_path: Path) -> None:
     with podman.container(*options, command=(*spec["command"], *spec["args"])) as daemon:
         wait_until(lambda: is_started(daemon), "the end of its script", SECONDS)
         with podman.client(f"--volume={pipe}:/tmp/nvidia-mps") as client:
-            assert client.connect().do("sm") == "66"
-            assert client.do("mem").split()[1] == str(32 << 10)
+            assert client.connect().call("sm") == "66"
+            assert client.call("mem").split()[1] == str(32 << 10)

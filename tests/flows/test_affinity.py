@@ -29,7 +29,7 @@ def test_servers_and_executors_inherit_the_daemons_affinity(
     client = daemon.client()
     try:
         client.connect()
-        assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        assert client.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
         (server,) = daemon.servers()
         (executor,) = children_of(server)
         for pid in (daemon.pid, server, executor):

@@ -15,7 +15,7 @@ MakeClient = Callable[..., ClientProcess]
 
 
 def free_mebibytes(client: ClientProcess) -> int:
-    return int(client.do("mem").split()[0])
+    return int(client.call("mem").split()[0])
 
 
 def test_a_slow_function_delays_no_other_client_and_its_clients_death_frees_everything(
@@ -23,39 +23,41 @@ def test_a_slow_function_delays_no_other_client_and_its_clients_death_frees_ever
 ) -> None:
     slow, other = make_client().connect(), make_client().connect()
     before = free_mebibytes(other)
-    assert slow.do(f"alloc {1 << 30}").startswith("CUDA_SUCCESS")
+    assert slow.call(f"alloc {1 << 30}").startswith("CUDA_SUCCESS")
     assert free_mebibytes(other) <= before - 1024
-    assert slow.do("hostfunc endless") == ENDLESS
-    assert other.do("hostfunc quick") == QUICK
-    assert other.do("add") == RIGHT
-    assert slow.do("hostfunc quick") == QUICK
+    assert slow.call("hostfunc endless") == ENDLESS
+    assert other.call("hostfunc quick") == QUICK
+    assert other.call("add") == RIGHT
+    assert slow.call("hostfunc quick") == QUICK
     os.kill(slow.pid, signal.SIGKILL)
     (server,) = daemon.servers()
-    wait_until(lambda: daemon.say(f"get_client_list {server}") == f"{other.pid}\n", "the end of the slow client")
+    wait_until(
+        lambda: daemon.run_command(f"get_client_list {server}") == f"{other.pid}\n", "the end of the slow client"
+    )
     wait_until(lambda: free_mebibytes(other) > before, "its memory")
-    assert other.do("hostfunc quick") == QUICK
-    assert other.do("add") == RIGHT
+    assert other.call("hostfunc quick") == QUICK
+    assert other.call("add") == RIGHT
 
 
 def test_a_client_with_a_slow_function_can_be_terminated(daemon: DaemonProcess, make_client: MakeClient) -> None:
     slow, other = make_client().connect(), make_client().connect()
-    assert slow.do("hostfunc endless") == ENDLESS
-    slow.begin("sync")
-    assert other.do("add") == RIGHT
+    assert slow.call("hostfunc endless") == ENDLESS
+    slow.send("sync")
+    assert other.call("add") == RIGHT
     assert not slow.has_result()
     (server,) = daemon.servers()
-    daemon.say(f"terminate_client {server} {slow.pid}")
+    daemon.run_command(f"terminate_client {server} {slow.pid}")
     assert slow.result() == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
-    assert other.do("hostfunc quick") == QUICK
+    assert other.call("hostfunc quick") == QUICK
 
 
 def test_a_client_with_a_slow_function_ends_by_itself(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
-    assert client.do("hostfunc endless") == ENDLESS
+    assert client.call("hostfunc endless") == ENDLESS
     client.end()
     assert client.process.returncode == 0
     (server,) = daemon.servers()
-    wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the client's end")
+    wait_until(lambda: daemon.run_command(f"get_client_list {server}") == "", "the client's end")
 
 
 def test_pre_volta_clients_have_no_callbacks(make_daemon: Callable[..., DaemonProcess]) -> None:
@@ -64,9 +66,9 @@ def test_pre_volta_clients_have_no_callbacks(make_daemon: Callable[..., DaemonPr
     client = daemon.client().connect()
     try:
         for kind in ("quick", "endless"):
-            assert client.do(f"hostfunc {kind}") == "CUDA_ERROR_NOT_SUPPORTED"
-            assert "not supported on pre-Volta MPS clients" in client.do("error")
-        assert client.do("add") == RIGHT
+            assert client.call(f"hostfunc {kind}") == "CUDA_ERROR_NOT_SUPPORTED"
+            assert "not supported on pre-Volta MPS clients" in client.call("error")
+        assert client.call("add") == RIGHT
     finally:
         client.end()
 
@@ -80,6 +82,6 @@ def test_pre_volta_programs_without_mps_have_callbacks() -> None:
     }
     client = ClientProcess.start(settings, uid=0).connect()
     try:
-        assert client.do("hostfunc quick") == QUICK
+        assert client.call("hostfunc quick") == QUICK
     finally:
         client.end()

@@ -94,7 +94,7 @@ def executor_of(daemon: DaemonProcess) -> int:
 
 def begin_compilation(client: ClientProcess, kernel: Path, executor: int) -> int:
     """Let a client run a kernel; return the process that compiles it."""
-    client.begin(f"ptx {kernel} 32")
+    client.send(f"ptx {kernel} 32")
     wait_until(lambda: children_of(executor), "the compiler's process")
     (compiler,) = children_of(executor)
     return compiler
@@ -114,13 +114,13 @@ def test_a_killed_compiler_costs_a_kernel_nothing_but_speed(
     client, other = make_client().connect(), make_client().connect()
     compiler = begin_compilation(client, slow, executor_of(daemon))
     os.kill(compiler, signal.SIGKILL)
-    assert other.do("add") == RIGHT
+    assert other.call("add") == RIGHT
     assert client.result() == f"CUDA_SUCCESS {SLOW_ROUNDS}"
     wait_until(
         lambda: any("kernel k stays in NumPy: ChildProcessError" in line for line in daemon.log("server.log")),
         "the line in server.log",
     )
-    assert client.do(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
+    assert client.call(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
     assert half_written(kernels) == []
 
 
@@ -138,7 +138,7 @@ def test_a_killed_executor_takes_its_compiler_along(
     client.end()
     wait_until(lambda: not alive(compiler) and not alive(executor), "the end of both processes")
     assert half_written(kernels) == []
-    assert make_client().connect().do(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
+    assert make_client().connect().call(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
 
 
 @pytest.mark.long
@@ -160,9 +160,9 @@ def test_the_kernels_of_a_killed_client_are_not_compiled_for_others(
     client, other = make_client().connect(), make_client().connect()
     compiler = begin_compilation(client, endless, executor_of(daemon))
     client.end(signal.SIGKILL)
-    assert other.do("add") == RIGHT
+    assert other.call("add") == RIGHT
     wait_until(lambda: not alive(compiler), "the end of a compilation that nobody needs")
-    assert other.do("add") == RIGHT
+    assert other.call("add") == RIGHT
     assert half_written(kernels) == []
 
 
@@ -181,9 +181,9 @@ def test_a_users_many_processes_do_not_keep_another_users_kernel_waiting(
         *many, other = [clients.enter_context(killed(daemon.client(uid))).connect() for uid in users]
         executor = executor_of(daemon)
         for client in many:
-            client.begin(f"ptx {endless} 32")
+            client.send(f"ptx {endless} 32")
         wait_until(lambda: len(children_of(executor)) == MAX_PROCESSES // 2, "the compilations that a user may have")
-        assert other.do(f"ptx {write(directory, 'long', loop(100_000))} 32") == "CUDA_SUCCESS 100000"
+        assert other.call(f"ptx {write(directory, 'long', loop(100_000))} 32") == "CUDA_SUCCESS 100000"
         assert len(list(kernels.glob("*/*"))) == 1
         assert len(children_of(executor)) == MAX_PROCESSES // 2
 
@@ -198,7 +198,7 @@ def test_each_user_has_kernels_of_his_own(
 ) -> None:
     for uid in USERS:
         client = make_client(uid).connect()
-        assert client.do(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
+        assert client.call(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
         client.end()
     for uid in USERS:
         folder = kernels / str(uid)
@@ -261,14 +261,14 @@ def test_kernels_that_another_user_planted_are_not_executed(
 ) -> None:
     others, own = (kernels / str(uid) for uid in USERS)
     first = make_client(USERS[0]).connect()
-    assert first.do(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
+    assert first.call(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
     first.end()
     plant(own, others)
     before = {path: path.read_bytes() for path in others.iterdir()}
     client = make_client(USERS[1]).connect()
     for _ in range(2):
-        assert client.do(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
-    daemon.hear_out()
+        assert client.call(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
+    daemon.wait_for_server_messages()
     (warning,) = [line for line in daemon.log("server.log") if NOT_KEPT in line]
     assert f"{own}{reason}" in warning
     assert {path: path.read_bytes() for path in others.iterdir()} == before
@@ -298,19 +298,19 @@ def test_a_damaged_kernel_is_compiled_again(
     damage: Callable[[bytes, bytes], bytes],
 ) -> None:
     client = make_client().connect()
-    assert client.do(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
+    assert client.call(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
     (file,) = kernels.glob("*/*")
-    assert client.do(f"ptx {write(directory, 'other', loop(77))} 32") == "CUDA_SUCCESS 77"
+    assert client.call(f"ptx {write(directory, 'other', loop(77))} 32") == "CUDA_SUCCESS 77"
     (other,) = {*kernels.glob("*/*")} - {file}
     client.end()
-    wait_until(lambda: daemon.say(f"get_client_list {daemon.servers()[0]}") == "", "the end of the client")
+    wait_until(lambda: daemon.run_command(f"get_client_list {daemon.servers()[0]}") == "", "the end of the client")
     good = file.read_bytes()
     file.write_bytes(damage(good, other.read_bytes()))
     # A new server: executors keep the kernels that they have loaded.
     (server,) = daemon.servers()
-    daemon.say(f"shutdown_server {server} -f")
+    daemon.run_command(f"shutdown_server {server} -f")
     wait_until(lambda: not alive(server), "the server's end")
-    assert make_client().connect().do(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
+    assert make_client().connect().call(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
     assert file.read_bytes() == good
 
 
@@ -328,9 +328,9 @@ def test_on_a_full_or_read_only_disk_kernels_are_compiled_each_time(
     daemon.command = PYMPSD
     with killed(daemon.client()) as client:
         client.connect()
-        assert client.do(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
-        assert client.do(f"ptx {write(directory, 'other', loop(77))} 32") == "CUDA_SUCCESS 77"
-        daemon.hear_out()
+        assert client.call(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
+        assert client.call(f"ptx {write(directory, 'other', loop(77))} 32") == "CUDA_SUCCESS 77"
+        daemon.wait_for_server_messages()
         (warning,) = [line for line in daemon.log("server.log") if NOT_KEPT in line]
         assert f"{kernels}/0: {reason}; PYMPSD_KERNEL_CACHE names another directory" in warning
         assert half_written(disk.seen) == []
@@ -343,8 +343,8 @@ def test_a_user_without_a_home_is_warned_once(make_daemon: MakeDaemon, quick: Pa
     with killed(daemon.client(NO_HOME)) as client:
         client.connect()
         for _ in range(2):
-            assert client.do(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
-        daemon.hear_out()
+            assert client.call(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
+        daemon.wait_for_server_messages()
         (warning,) = [line for line in daemon.log("server.log") if NOT_KEPT in line]
         assert f"user {NO_HOME} has no home directory; PYMPSD_KERNEL_CACHE names another directory" in warning
 
@@ -401,13 +401,13 @@ def test_other_clients_continue_next_to_a_hostile_kernel(
     body, result, reason = HOSTILE[kind]
     path = write(directory, kind, body, registers=ALIVE)
     hostile, other = make_client().connect(), make_client().connect()
-    assert other.do("add") == RIGHT
-    hostile.begin(f"ptx {path} 32")
+    assert other.call("add") == RIGHT
+    hostile.send(f"ptx {path} 32")
     run_until_result(hostile, other)
     assert hostile.result() == result
     if reason:
-        assert reason in hostile.do("error")
-    assert hostile.do("add") == RIGHT
+        assert reason in hostile.call("error")
+    assert hostile.call("add") == RIGHT
     assert most_memory(executor_of(daemon)) < MAX_EXECUTOR_BYTES
 
 
@@ -417,7 +417,7 @@ def run_until_result(hostile: ClientProcess, other: ClientProcess) -> None:
 
     def is_done() -> bool:
         nonlocal launches
-        assert other.do("add") == RIGHT
+        assert other.call("add") == RIGHT
         launches += 1
         return hostile.has_result()
 
@@ -435,10 +435,10 @@ def test_modules_of_many_kernels_are_loaded_or_refused_next_to_another_client(
     many = "".join(f".visible .entry k{i}() {{ ret; }}\n" for i in range(count))
     path = write(directory, "many", "mov.u32 %n, 5;", top=many)
     hostile, other = make_client().connect(), make_client().connect()
-    hostile.begin(f"ptx {path} 32")
+    hostile.send(f"ptx {path} 32")
     run_until_result(hostile, other)
     assert hostile.result() == result
-    assert result == "CUDA_SUCCESS 5" or "the description of the module's functions has" in hostile.do("error")
+    assert result == "CUDA_SUCCESS 5" or "the description of the module's functions has" in hostile.call("error")
     assert most_memory(executor_of(daemon)) < MAX_EXECUTOR_BYTES
 
 
@@ -446,12 +446,12 @@ def test_other_clients_continue_next_to_a_kernel_that_never_ends(
     daemon: DaemonProcess, make_client: MakeClient
 ) -> None:
     hostile, other = make_client().connect(), make_client().connect()
-    assert hostile.do("endless") == "CUDA_SUCCESS"
+    assert hostile.call("endless") == "CUDA_SUCCESS"
     before = most_memory(executor_of(daemon))
     for _ in range(5):
-        assert other.do("add") == RIGHT
+        assert other.call("add") == RIGHT
     hostile.end(signal.SIGKILL)
-    assert other.do("add") == RIGHT
+    assert other.call("add") == RIGHT
     assert most_memory(executor_of(daemon)) < before + (256 << 20)
 
 
@@ -460,8 +460,8 @@ def test_endless_recursion_is_a_fault(daemon: DaemonProcess, make_client: MakeCl
     path = write(directory, "deep", "call deep, (%n);", top=top)
     hostile = make_client().connect()
     executor = executor_of(daemon)
-    assert hostile.do(f"ptx {path} 32") == "CUDA_ERROR_ILLEGAL_ADDRESS 0"
+    assert hostile.call(f"ptx {path} 32") == "CUDA_ERROR_ILLEGAL_ADDRESS 0"
     assert most_memory(executor) < MAX_EXECUTOR_BYTES
     hostile.end()
-    wait_until(lambda: daemon.say(f"get_server_status {daemon.servers()[0]}") == "ACTIVE\n", "the recovery")
-    assert make_client().connect().do("add") == RIGHT
+    wait_until(lambda: daemon.run_command(f"get_server_status {daemon.servers()[0]}") == "ACTIVE\n", "the recovery")
+    assert make_client().connect().call("add") == RIGHT

@@ -46,8 +46,8 @@ def exclusive(make_node: MakeNode) -> Node:
 
 def get_refusal(client: ClientProcess) -> str:
     """Check that the client gets no server; return the reason it gets."""
-    assert client.do("init") == REFUSED
-    return client.do("error")
+    assert client.call("init") == REFUSED
+    return client.call("error")
 
 
 def failure(daemon: DaemonProcess) -> str:
@@ -68,9 +68,9 @@ def test_an_exclusive_device_refuses_a_second_daemons_server_until_it_is_free(ex
     assert "MPS cannot use device 0 (NVIDIA H200, GPU-" in reason
     assert f"EXCLUSIVE_PROCESS and process {holder} uses it" in reason
     wait_until(lambda: any(line.endswith("exited with status 1") for line in second.log()), "its exit status")
-    first.say("quit -t 0")
+    first.run_command("quit -t 0")
     client = exclusive.client(second).connect()
-    assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert client.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
 @pytest.mark.long(but=["False"])
@@ -81,7 +81,7 @@ def test_a_server_without_daemon_and_directory_ends_with_its_last_client(exclusi
     (holder,) = first.servers()
     if not has_client:
         client.end()
-    first.hear_out()
+    first.wait_for_server_messages()
     first.kill()
     shutil.rmtree(first.directory / "pipe")
     if has_client:
@@ -99,7 +99,7 @@ def test_servers_of_different_users_keep_one_another_out(exclusive: Node) -> Non
     exclusive.client(first, 1000).connect()
     get_refusal(exclusive.client(second, 1001))
     get_refusal(exclusive.client(second))
-    first.say("quit -t 0")
+    first.run_command("quit -t 0")
     exclusive.client(second, 1001).connect()
 
 
@@ -154,13 +154,13 @@ def test_a_device_that_a_named_servers_clients_may_not_use_does_not_concern_it(m
     assert "compute mode PROHIBITED" in daemon.run(["server", "create", "zero", "--allowed-devices=0"]).stdout
     assert daemon.run(["server", "create", "one", "--allowed-devices=1"]).returncode == 0
     client = node.client(daemon, CUDA_MPS_PIPE_DIRECTORY=str(daemon.directory / "pipe" / "one"))
-    assert client.connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert client.connect().call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
 def test_the_modes_outlive_daemons_and_the_description_is_as_it_was(make_node: MakeNode) -> None:
     node = make_node(TWO)
     node.set_mode("2")
-    node.daemon("a").say("quit")
+    node.daemon("a").run_command("quit")
     get_refusal(node.client(node.daemon("b")))
     assert node.machine.read_text() == TWO
 
@@ -202,7 +202,7 @@ def test_a_server_that_could_not_register_reports_it_and_does_later(make_node: M
     first, second = node.daemon("a"), node.daemon("b")
     with StateFolder(str(node.machine)).lock():
         client = node.client(first).connect()
-        assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        assert client.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
         text = "is in use, but cannot be registered"
         wait_until(lambda: sum(text in line for line in first.log("server.log")) == 2, "the lines about both devices")
         assert any("another process keeps it locked" in line for line in first.log("server.log"))
@@ -238,7 +238,7 @@ def test_the_process_table_shows_servers_and_their_clients(make_node: MakeNode) 
     assert table()[str(server)] == ["pympsd-server", "0"]
     overhead = int(table()[str(clients[0].pid)][1])
     assert overhead > 100
-    assert clients[0].do(f"alloc {64 << 20}").startswith("CUDA_SUCCESS")
+    assert clients[0].call(f"alloc {64 << 20}").startswith("CUDA_SUCCESS")
     wait_until(lambda: int(table()[str(clients[0].pid)][1]) == overhead + 64, "the allocation in the table")
     rows = [line.split()[4:] for line in node.smi().stdout.splitlines() if "C  " in line and "N/A  N/A" in line]
     kinds = {row[0]: row[1] for row in rows}
@@ -248,7 +248,7 @@ def test_the_process_table_shows_servers_and_their_clients(make_node: MakeNode) 
     assert 0 <= int(used) - (2 * overhead + 64) < 2, "the sum, but for what rounding took"
     clients[0].end(signal.SIGKILL)
     wait_until(lambda: str(clients[0].pid) not in table(), "its end in the table")
-    daemon.say("quit -t 0")
+    daemon.run_command("quit -t 0")
     wait_until(lambda: table() == {}, "an empty table")
     assert not alive(server)
 
@@ -275,7 +275,7 @@ def test_a_device_is_reset_only_when_it_is_not_in_use(make_node: MakeNode) -> No
     busy = node.smi("-i", "0", "-r")
     assert busy.returncode == 255
     assert "1 device is currently being used by one or more other processes" in busy.stderr
-    daemon.say("quit -t 0")
+    daemon.run_command("quit -t 0")
     wait_until(lambda: node.smi("-i", "0", "-r").returncode == 0, "the reset")
 
 
@@ -300,4 +300,4 @@ def test_the_machine_file_describes_the_machine_of_daemon_and_programs(make_node
     (node.directory / "pympsd").mkdir()
     node.machine.rename(node.directory / "pympsd" / "machine.toml")
     daemon = node.daemon("a", PYMPSD_EMULATED_DEVICES="", XDG_CONFIG_HOME=str(node.directory))
-    assert daemon.say("device_query").count("V100") == 2
+    assert daemon.run_command("device_query").count("V100") == 2

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from operators import CONVERSATION, Operator, ask_all_at_once, line_frame
+from operators import CONVERSATION, Operator, line_frame, run_on_many_connections
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, wait_until
 
 from pympsd.cli.daemon_connection import TIMEOUT
@@ -32,7 +32,7 @@ def descriptors(daemon: DaemonProcess) -> int:
 @pytest.fixture
 def at_its_end_no_descriptor_is_left(daemon: DaemonProcess) -> Iterator[None]:
     """The daemon has as many descriptors after the test as before."""
-    daemon.say("ps")
+    daemon.run_command("ps")
     wait_until(lambda: daemon.log()[-1] == "UI closed", "the end of the first session")
     before = descriptors(daemon)
     yield
@@ -42,9 +42,9 @@ def at_its_end_no_descriptor_is_left(daemon: DaemonProcess) -> Iterator[None]:
 def is_prompt(daemon: DaemonProcess) -> None:
     """The command line, and a new session by hand, are answered promptly."""
     began = time.monotonic()
-    assert daemon.say("get_default_active_thread_percentage") == "100.0\n"
+    assert daemon.run_command("get_default_active_thread_percentage") == "100.0\n"
     with Operator.at(control(daemon)) as operator:
-        assert operator.ask("get_server_list") == ""
+        assert operator.run_command("get_server_list") == ""
     assert time.monotonic() - began < PROMPT
 
 
@@ -107,7 +107,7 @@ def test_floods_that_read(daemon: DaemonProcess, at_its_end_no_descriptor_is_lef
     with ExitStack() as stack:
         busy = [stack.enter_context(Operator.at(control(daemon))) for _ in range(100)]
         for operator in busy:
-            operator.begin(*["get_default_client_priority"] * 10)
+            operator.send(*["get_default_client_priority"] * 10)
         is_prompt(daemon)
         for operator in busy:
             assert [operator.answer()[0] for _ in range(10)] == ["0\n"] * 10
@@ -116,7 +116,7 @@ def test_floods_that_read(daemon: DaemonProcess, at_its_end_no_descriptor_is_lef
 def test_a_thousand_simultaneous_connections_are_all_answered(
     daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None
 ) -> None:
-    seconds = ask_all_at_once(control(daemon), 1000, "get_default_active_thread_percentage")
+    seconds = run_on_many_connections(control(daemon), 1000, "get_default_active_thread_percentage")
     assert len(seconds) == 1000
     assert max(seconds) < SECONDS
     is_prompt(daemon)
@@ -135,7 +135,7 @@ def test_a_pending_quit_delays_no_other_command(daemon: DaemonProcess, make_clie
         busy = [stack.enter_context(Operator.at(control(daemon))) for _ in range(50)]
         began = time.monotonic()
         for operator in busy:
-            operator.begin("get_server_list", f"get_client_list {server}")
+            operator.send("get_server_list", f"get_client_list {server}")
         for operator in busy:
             assert [operator.answer()[0] for _ in range(2)] == [f"{server}\n", f"{client.pid}\n"]
         assert time.monotonic() - began < PROMPT

@@ -56,7 +56,7 @@ def test_c1_the_next_commands_find_it_immediately(make_daemon: MakeDaemon) -> No
     percentage, lines, pid = done.stdout.split()
     assert percentage == "100.0"
     assert int(lines) >= 3
-    assert daemon.say("quit") == ""
+    assert daemon.run_command("quit") == ""
     os.waitpid(int(pid), 0)
 
 
@@ -72,7 +72,7 @@ def test_c2_descriptors_that_the_caller_closed_are_not_taken_for_others(make_dae
     second = DaemonProcess(daemon.directory).run(["-d"])
     assert (second.returncode, second.stdout) == (1, "An instance of this daemon is already running\n")
     daemon.command = PYMPSD
-    daemon.say("start_server -uid 0")
+    daemon.run_command("start_server -uid 0")
     ready(daemon)
 
 
@@ -83,7 +83,7 @@ def test_c2_captured_output_ends_with_the_parent(make_daemon: MakeDaemon) -> Non
     null = os.stat(os.devnull).st_rdev
     shown = [os.stat(f"/proc/{daemon.pid}/fd/{fd}").st_rdev for fd in (0, 1, 2)]
     assert shown == [null] * 3
-    daemon.say("start_server -uid 0")
+    daemon.run_command("start_server -uid 0")
     server = ready(daemon)
     assert [os.stat(f"/proc/{server}/fd/{fd}").st_rdev for fd in (0, 1)] == [null] * 2
 
@@ -99,7 +99,7 @@ def test_c2_captured_output_ends_with_the_parent(make_daemon: MakeDaemon) -> Non
     ],
 )
 def test_c3_commands_on_stdin_however_they_end(daemon: DaemonProcess, text: str) -> None:
-    assert daemon.say(text) == "100.0\n"
+    assert daemon.run_command(text) == "100.0\n"
 
 
 def test_c3_a_caller_that_writes_and_closes_later(daemon: DaemonProcess) -> None:
@@ -135,7 +135,7 @@ def test_c4_exit_status_0_while_it_is_reachable(daemon: DaemonProcess, text: str
 
 
 def test_c4_exit_status_1_when_it_is_not(daemon: DaemonProcess) -> None:
-    daemon.say("quit")
+    daemon.run_command("quit")
     done = daemon.run([], "get_server_list")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Cannot find MPS control daemon process\n")
@@ -155,7 +155,7 @@ def ask_in_time(daemon: DaemonProcess, text: str) -> str:
 
 
 def test_c5_answers_while_a_server_initialises(daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0")
+    daemon.run_command("start_server -uid 0")
     requests = 0
     while not any(line.endswith(": Ready") for line in daemon.log()):
         assert ask_in_time(daemon, "get_server_list")
@@ -167,8 +167,8 @@ def test_c5_answers_while_a_server_initialises(daemon: DaemonProcess) -> None:
 @pytest.mark.long
 def test_c5_answers_while_a_quit_is_pending(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
-    client.do("endless")
-    daemon.hear_out()
+    client.call("endless")
+    daemon.wait_for_server_messages()
     command = subprocess.Popen([PYMPSD], env=daemon.environment, stdin=subprocess.PIPE, text=True)
     with kill_after(command) as quitting:
         assert quitting.stdin is not None
@@ -187,7 +187,7 @@ def test_c5_answers_while_a_quit_is_pending(daemon: DaemonProcess, make_client: 
 def test_c5_answers_while_a_server_is_stopped(daemon: DaemonProcess, make_client: MakeClient) -> None:
     make_client().connect()
     (server,) = daemon.servers()
-    daemon.hear_out()
+    daemon.wait_for_server_messages()
     os.kill(server, signal.SIGSTOP)
     try:
         assert ask_in_time(daemon, f"ps\nget_client_list {server}\nget_device_client_list").count("\n") == 5
@@ -204,16 +204,16 @@ def parse_pid_list(printed: str) -> list[int]:
 
 
 def test_c6_lists_are_pids_only(daemon: DaemonProcess, make_client: MakeClient) -> None:
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""
     clients = [make_client().connect() for _ in range(2)]
-    (server,) = parse_pid_list(daemon.say("get_server_list"))
-    assert parse_pid_list(daemon.say(f"get_client_list {server}")) == [client.pid for client in clients]
+    (server,) = parse_pid_list(daemon.run_command("get_server_list"))
+    assert parse_pid_list(daemon.run_command(f"get_client_list {server}")) == [client.pid for client in clients]
 
 
 def test_c7_pids_are_the_callers(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client(CUDA_MPS_CLIENT_PRIORITY="1").connect()
     (server,) = daemon.servers()
-    (listed,) = parse_pid_list(daemon.say(f"get_client_list {server}"))
+    (listed,) = parse_pid_list(daemon.run_command(f"get_client_list {server}"))
     assert listed == client.pid
     assert b"CUDA_MPS_CLIENT_PRIORITY=1" in Path(f"/proc/{listed}/environ").read_bytes().split(b"\0")
     pipe = f"CUDA_MPS_PIPE_DIRECTORY={daemon.directory}/pipe".encode()
@@ -227,14 +227,14 @@ def test_c8_the_pid_file_is_a_plain_file_of_the_daemons_user_and_goes_with_quit(
     assert not file.is_symlink()
     assert (status.st_nlink, status.st_uid) == (1, 0)
     assert file.read_text().isdecimal()
-    daemon.say("quit")
+    daemon.run_command("quit")
     assert not file.exists()
 
 
 def test_c10_ps_shows_nothing_right_after_quit(daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0")
+    daemon.run_command("start_server -uid 0")
     gone = {daemon.pid, ready(daemon)}
-    daemon.say("quit")
+    daemon.run_command("quit")
     assert not {pid for pid, name in _list_shown().items() if pid in gone and name != "[exited] <defunct>"}
 
 
@@ -249,7 +249,7 @@ def test_c10_a_quit_does_not_wait_for_a_pid_1_that_reaps_late(make_daemon: MakeD
     assert daemon.run(["-d"]).returncode == 0  # nobody reaps it
     pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
     began = time.monotonic()
-    daemon.say("quit")
+    daemon.run_command("quit")
     assert time.monotonic() - began < SECONDS / 6
     assert _list_shown()[pid] == "[exited] <defunct>"
     os.waitpid(pid, 0)
@@ -264,7 +264,7 @@ def test_c12_a_pipe_directory_of_any_mode(make_daemon: MakeDaemon, mode: int) ->
     pipe = daemon.directory / "pipe"
     pipe.chmod(mode)
     assert daemon.start().returncode == 0
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""
     assert pipe.stat().st_mode & 0o7777 == mode, "the directory is its owner's"
     if mode == 0o700:
         # Root can; another user cannot reach it, and gets that as the reason.
@@ -274,7 +274,7 @@ def test_c12_a_pipe_directory_of_any_mode(make_daemon: MakeDaemon, mode: int) ->
             f"Cannot find MPS control daemon process\n{pipe}/control: Permission denied; "
         )
     else:
-        assert daemon.say("get_server_list", uid=OTHER) == ""
+        assert daemon.run_command("get_server_list", uid=OTHER) == ""
 
 
 @pytest.mark.long
@@ -292,10 +292,10 @@ def test_c12_a_pipe_directory_that_is_a_bind_mount(make_daemon: MakeDaemon) -> N
     daemon.command = PYMPSD
     assert list(mounted.iterdir()) == []
     assert daemon.log()[0] == f"Starting control daemon using socket {mounted}/control"
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""
     client = daemon.client()
     try:
-        assert client.connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        assert client.connect().call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     finally:
         client.end()
 
@@ -310,7 +310,7 @@ def test_c12_a_pipe_directory_on_dev_shm(make_daemon: MakeDaemon) -> None:
         (daemon.directory / "pipe").symlink_to(path)
         daemon.settings["CUDA_MPS_PIPE_DIRECTORY"] = str(path)
         assert daemon.start().returncode == 0
-        assert daemon.say("get_server_list") == ""
+        assert daemon.run_command("get_server_list") == ""
         daemon.stop()
     finally:
         for file in path.iterdir():
@@ -330,7 +330,7 @@ def test_c13_stale_files_of_another_time_look_dead_and_do_not_block(make_daemon:
     assert daemon.run([], "get_server_list").returncode == 1
     assert daemon.start().returncode == 0
     assert int((pipe / "nvidia-cuda-mps-control.pid").read_text()) == daemon.pid
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""
 
 
 # --- C14, C15
@@ -342,10 +342,10 @@ def test_c14_tail_follows_the_descriptor(daemon: DaemonProcess) -> None:
     with kill_after(subprocess.Popen(["tail", "-n", "+1", "-f", log], stdout=subprocess.PIPE, text=True)) as tail:
         assert tail.stdout is not None
         assert "Starting control daemon" in tail.stdout.readline()
-        daemon.say("frobnicate")
+        daemon.run_command("frobnicate")
         os.kill(daemon.pid, signal.SIGHUP)
-        daemon.say("get_server_list")
-        daemon.say("quit")
+        daemon.run_command("get_server_list")
+        daemon.run_command("quit")
         seen = []
         while not seen or not seen[-1].endswith("Exit with status 0\n"):
             seen.append(tail.stdout.readline())
@@ -362,14 +362,14 @@ def test_c14_tail_follows_the_descriptor(daemon: DaemonProcess) -> None:
 
 def test_c15_defaults_before_any_server(daemon: DaemonProcess) -> None:
     uuid = describe("H200")[0].uuid
-    assert daemon.say("get_default_active_thread_percentage") == "100.0\n"
-    assert daemon.say("set_default_active_thread_percentage 25") == "25.0\n"
+    assert daemon.run_command("get_default_active_thread_percentage") == "100.0\n"
+    assert daemon.run_command("set_default_active_thread_percentage 25") == "25.0\n"
     for device in ("0", uuid):
         done = daemon.run([], f"set_default_device_pinned_mem_limit {device} 1025M")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert daemon.say("get_default_device_pinned_mem_limit 0") == "1025M\n"
-        daemon.say("set_default_device_pinned_mem_limit 0 2G")
-    assert daemon.say("get_default_active_thread_percentage") == "25.0\n"
+        assert daemon.run_command("get_default_device_pinned_mem_limit 0") == "1025M\n"
+        daemon.run_command("set_default_device_pinned_mem_limit 0 2G")
+    assert daemon.run_command("get_default_active_thread_percentage") == "25.0\n"
     assert daemon.servers() == []
 
 
@@ -400,7 +400,7 @@ def reachable(daemon: DaemonProcess) -> bool:
 
 
 def test_c16_start_server_on_stdin_for_a_user(daemon: DaemonProcess) -> None:
-    assert daemon.say(f"start_server -uid {OTHER}") == ""
+    assert daemon.run_command(f"start_server -uid {OTHER}") == ""
     assert os.stat(f"/proc/{ready(daemon)}").st_uid == OTHER
 
 
@@ -419,7 +419,7 @@ def test_c16_multiuser_on_the_command_line_in_either_order(
     daemon.command = str(script)
     assert daemon.start().returncode == 0
     daemon.command = PYMPSD
-    daemon.say(f"start_server -uid {OTHER}")
+    daemon.run_command(f"start_server -uid {OTHER}")
     server = ready(daemon)
     assert os.stat(f"/proc/{server}").st_uid == 0, "one server, root's"
 
@@ -433,7 +433,7 @@ def test_c16_c17_the_unit_of_the_ecs_image(
     supervisor.start()
     daemon = DaemonProcess(directory)
     wait_until(lambda: reachable(daemon), "the daemon")
-    daemon.say(f"start_server -uid {OTHER}")
+    daemon.run_command(f"start_server -uid {OTHER}")
     wait_until(lambda: any(line.endswith(": Ready") for line in lines_of(supervisor)), "the server")
     (server,) = daemon.servers()
     daemon.pid = supervisor.pid
@@ -455,7 +455,7 @@ def test_c17_foreground_stays_restarts_and_takes_the_unit_along(
     assert supervisor.process is not None
     assert supervisor.process.poll() is None, "an end of file on stdin is nothing"
     # Ended by hand: the unit is started again, on the same pipe directory.
-    daemon.say("quit")
+    daemon.run_command("quit")
     assert supervisor.restart_when_it_ends() == 0
     assert supervisor.pid != first
     wait_until(lambda: reachable(daemon), "the second daemon")
@@ -466,7 +466,7 @@ def test_c17_foreground_stays_restarts_and_takes_the_unit_along(
     client = daemon.client()
     try:
         client.connect()
-        client.do("endless")
+        client.call("endless")
         wait_until(lambda: len(supervisor.unit()) == 3, "daemon, server, executor, and no compiler any more")
         began = time.monotonic()
         status, children = supervisor.stop(whole_group=whole_group)
@@ -499,7 +499,7 @@ UUIDS = [device.uuid for device in describe("4xH200")]
 def test_c18_visible_devices(make_daemon: MakeDaemon, visible: str, chosen: list[int]) -> None:
     daemon = make_daemon(CUDA_VISIBLE_DEVICES=visible, PYMPSD_EMULATED_DEVICES="4xH200")
     assert daemon.start().returncode == 0
-    _, _, *rows = daemon.say("device_query --csv").splitlines()
+    _, _, *rows = daemon.run_command("device_query --csv").splitlines()
     assert [row.split(",")[:3:2] for row in rows] == [[str(n), UUIDS[index]] for n, index in enumerate(chosen)]
 
 
@@ -527,7 +527,7 @@ def test_c19_a_command_as_arguments_is_done(
 ) -> None:
     done = daemon.run(words, "set_default_active_thread_percentage 1\n")
     assert (done.returncode, done.stdout) == (status, printed)
-    assert daemon.say("get_default_active_thread_percentage") != "1.0\n", "standard input is not read then"
+    assert daemon.run_command("get_default_active_thread_percentage") != "1.0\n", "standard input is not read then"
 
 
 @pytest.mark.parametrize("words", [["start_server", "-uid", "0"], ["start_server", "-", "uid", "0"]])

@@ -54,8 +54,8 @@ def continues_without_mps(daemon: DaemonProcess, client: ClientProcess) -> bool:
 
 def runs_alone(client: ClientProcess) -> None:
     """Check that a client computes on an executor of its own."""
-    assert client.do("ctx 0") == "CUDA_SUCCESS", client.do("error")
-    assert client.do("add") == RIGHT
+    assert client.call("ctx 0") == "CUDA_SUCCESS", client.call("error")
+    assert client.call("add") == RIGHT
     assert len(children_of(client.pid)) == 1
 
 
@@ -63,11 +63,11 @@ def test_a_debugged_client_alone_runs_without_mps_immediately(
     daemon: DaemonProcess, make_debugged: MakeClient
 ) -> None:
     client = make_debugged()
-    assert client.do("init") == "CUDA_SUCCESS"
+    assert client.call("init") == "CUDA_SUCCESS"
     runs_alone(client)
     assert daemon.servers() == []
     assert continues_without_mps(daemon, client)
-    client.begin("exit")
+    client.send("exit")
     _, output = client.process.communicate(timeout=SECONDS)
     assert output.count("PrivateExecutorWarning: this process is being debugged") == 1
 
@@ -79,16 +79,16 @@ def test_a_debugged_client_waits_for_present_clients_and_not_for_later_ones(
     first = make_client().connect()
     (server,) = daemon.servers()
     debugged = make_debugged()
-    debugged.begin("init")
+    debugged.send("init")
     waits(daemon, debugged, 1)
     later = make_client().connect()
-    assert later.do("add") == RIGHT
+    assert later.call("add") == RIGHT
     assert not debugged.has_result()
     first.end()
     assert debugged.result() == "CUDA_SUCCESS"
     runs_alone(debugged)
-    assert later.do("add") == RIGHT
-    assert daemon.say(f"get_client_list {server}").split() == [str(later.pid)]
+    assert later.call("add") == RIGHT
+    assert daemon.run_command(f"get_client_list {server}").split() == [str(later.pid)]
 
 
 @pytest.mark.long
@@ -97,10 +97,10 @@ def test_a_debugged_client_waits_for_queued_clients_too(
 ) -> None:
     first = make_client().connect()
     second = make_client(NOBODY)
-    second.begin("init")
+    second.send("init")
     wait_until(lambda: any(f"Client {second.pid} of user" in line for line in daemon.log()), "the request")
     debugged = make_debugged()
-    debugged.begin("init")
+    debugged.send("init")
     waits(daemon, debugged, 2)
     first.end()
     assert second.result() == "CUDA_SUCCESS"
@@ -117,13 +117,13 @@ def test_no_server_leaves_for_a_debugged_client_of_another_user(
     first = make_client().connect()
     (server,) = daemon.servers()
     debugged = make_debugged(NOBODY)
-    debugged.begin("init")
+    debugged.send("init")
     waits(daemon, debugged, 1)
     first.end()
     assert debugged.result() == "CUDA_SUCCESS"
     runs_alone(debugged)
     assert daemon.servers() == [server]
-    assert make_client().connect().do("add") == RIGHT
+    assert make_client().connect().call("add") == RIGHT
 
 
 @pytest.mark.long
@@ -136,14 +136,14 @@ def test_the_death_of_a_waiting_debugged_client_is_noticed(
     first = make_client().connect()
     before = descriptors()
     debugged = make_debugged()
-    debugged.begin("init")
+    debugged.send("init")
     waits(daemon, debugged, 1)
     assert descriptors() > before
     debugged.end(signal.SIGKILL)
     # The first client's handshake may not have been over when they were counted.
     wait_until(lambda: descriptors() <= before, "the end of its connection")
     first.end()
-    assert make_client().connect().do("add") == RIGHT
+    assert make_client().connect().call("add") == RIGHT
     assert not continues_without_mps(daemon, debugged)
 
 
@@ -152,11 +152,11 @@ def test_a_quit_refuses_a_debugged_client(
 ) -> None:
     make_client().connect()
     debugged = make_debugged()
-    debugged.begin("init")
+    debugged.send("init")
     waits(daemon, debugged, 1)
-    daemon.say("quit -t 0")
+    daemon.run_command("quit -t 0")
     assert debugged.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    assert "quitting" in debugged.do("error")
+    assert "quitting" in debugged.call("error")
 
 
 def test_a_debugged_client_that_requires_mps_is_refused_immediately(
@@ -164,7 +164,7 @@ def test_a_debugged_client_that_requires_mps_is_refused_immediately(
 ) -> None:
     make_client().connect()
     debugged = make_debugged(PYMPSD_REQUIRE_MPS="1")
-    assert debugged.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    reason = debugged.do("error")
+    assert debugged.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    reason = debugged.call("error")
     assert "this process is being debugged" in reason
     assert "PYMPSD_REQUIRE_MPS=1" in reason

@@ -113,29 +113,29 @@ def test_a_next_daemon_that_may_not_open_what_is_left_to_it_refuses_and_nothing_
     refused = daemon.start()
     assert refused.returncode == 1
     assert f"are more than this one may open: {ADVICE} and start it again" in refused.stderr
-    assert sharing.client.do("add") == RIGHT
+    assert sharing.client.call("add") == RIGHT
     daemon.command = PYMPSD
     assert daemon.start().returncode == 0
     assert daemon.servers() == [sharing.server]
-    assert sharing.client.do("add") == RIGHT
+    assert sharing.client.call("add") == RIGHT
 
 
 @pytest.mark.long
 def test_a_server_without_descriptors_refuses_one_client_and_serves_the_others(sharing: Sharing) -> None:
     leave_room(sharing.server, 4)
     refused = sharing.start_client()
-    assert refused.do("init") == "CUDA_ERROR_OPERATING_SYSTEM"
-    assert "the MPS server is out of file descriptors" in refused.do("error")
-    assert ADVICE in refused.do("error")
+    assert refused.call("init") == "CUDA_ERROR_OPERATING_SYSTEM"
+    assert "the MPS server is out of file descriptors" in refused.call("error")
+    assert ADVICE in refused.call("error")
     logs(sharing.daemon, DOCUMENTED)
     logs(
         sharing.daemon,
         f"Refusing client {refused.pid}: the MPS server is out of file descriptors: Too many open files",
     )
-    assert sharing.client.do("add") == RIGHT
-    assert sharing.daemon.say(f"get_server_status {sharing.server}") == "ACTIVE\n"
+    assert sharing.client.call("add") == RIGHT
+    assert sharing.daemon.run_command(f"get_server_status {sharing.server}") == "ACTIVE\n"
     set_limit(sharing.server, HARD)
-    assert refused.connect().do("add") == RIGHT, "the same process can try again"
+    assert refused.connect().call("add") == RIGHT, "the same process can try again"
     assert sharing.daemon.servers() == [sharing.server]
 
 
@@ -144,30 +144,30 @@ def test_a_server_without_descriptors_refuses_one_client_and_serves_the_others(s
 def test_a_server_that_cannot_even_take_a_session_continues(sharing: Sharing, room: int) -> None:
     leave_room(sharing.server, room)
     refused = sharing.start_client()
-    assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert refused.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
     logs(sharing.daemon, DOCUMENTED)
-    assert sharing.client.do("add") == RIGHT
+    assert sharing.client.call("add") == RIGHT
     listed = f"{sharing.client.pid}\n"
     wait_until(
-        lambda: sharing.daemon.say(f"get_client_list {sharing.server}") == listed,
+        lambda: sharing.daemon.run_command(f"get_client_list {sharing.server}") == listed,
         "the end of the refused client's row",
     )
     set_limit(sharing.server, HARD)
-    assert refused.connect().do("add") == RIGHT
+    assert refused.connect().call("add") == RIGHT
     assert sharing.daemon.servers() == [sharing.server]
 
 
 def test_an_executor_without_descriptors_fails_one_context(sharing: Sharing) -> None:
     leave_room(sharing.executor, 0)
     second = sharing.start_client()
-    assert second.do("init") == "CUDA_SUCCESS"
-    assert second.do("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
-    assert ADVICE in second.do("error")
+    assert second.call("init") == "CUDA_SUCCESS"
+    assert second.call("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
+    assert ADVICE in second.call("error")
     logs(sharing.daemon, DOCUMENTED)
-    assert sharing.client.do("add") == RIGHT
+    assert sharing.client.call("add") == RIGHT
     set_limit(sharing.executor, HARD)
-    assert second.do("ctx 0") == "CUDA_SUCCESS"
-    assert second.do("add") == RIGHT
+    assert second.call("ctx 0") == "CUDA_SUCCESS"
+    assert second.call("add") == RIGHT
     assert children_of(sharing.server) == [sharing.executor]
 
 
@@ -187,12 +187,12 @@ def test_a_daemon_without_descriptors_keeps_its_servers_and_comes_back(sharing: 
                 pass
         assert f"Refusing a connection: Too many open files: {ADVICE}" in daemon.log()
         refused = sharing.start_client()
-        assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-        assert sharing.client.do("add") == RIGHT
+        assert refused.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+        assert sharing.client.call("add") == RIGHT
         assert alive(sharing.server)
-    wait_until(lambda: refused.do("init") == "CUDA_SUCCESS", "service after the operators have left")
-    assert refused.do("ctx 0") == "CUDA_SUCCESS"
-    assert refused.do("add") == RIGHT
+    wait_until(lambda: refused.call("init") == "CUDA_SUCCESS", "service after the operators have left")
+    assert refused.call("ctx 0") == "CUDA_SUCCESS"
+    assert refused.call("add") == RIGHT
     assert daemon.servers() == [sharing.server]
 
 
@@ -202,45 +202,45 @@ def test_a_server_that_cannot_start_an_executor_fails_one_context(
     limited: DaemonProcess, start: Start, room: int
 ) -> None:
     client = start(limited)
-    assert client.do("init") == "CUDA_SUCCESS"
+    assert client.call("init") == "CUDA_SUCCESS"
     (server,) = limited.servers()
     leave_room(server, room)
-    assert client.do("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
-    assert "the executor of device 0 could not be started" in client.do("error")
-    assert ADVICE in client.do("error")
+    assert client.call("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
+    assert "the executor of device 0 could not be started" in client.call("error")
+    assert ADVICE in client.call("error")
     logs(limited, DOCUMENTED)
     logs(limited, ADVICE)
     set_limit(server, HARD)
-    assert client.do("ctx 0") == "CUDA_SUCCESS"
-    assert client.do("add") == RIGHT
+    assert client.call("ctx 0") == "CUDA_SUCCESS"
+    assert client.call("add") == RIGHT
 
 
 def test_a_daemon_that_cannot_start_a_server_reports_it_and_can_later(limited: DaemonProcess, start: Start) -> None:
     # Room for a client's connection and its pidfd, not for a server's link and pipes as well.
     leave_room(limited.pid, 4)
     refused = start(limited)
-    assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    assert ADVICE in refused.do("error")
+    assert refused.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert ADVICE in refused.call("error")
     assert any("Failed to start a server for user 0" in line and ADVICE in line for line in limited.log())
     set_limit(limited.pid, HARD)
-    assert refused.connect().do("add") == RIGHT
+    assert refused.connect().call("add") == RIGHT
 
 
 def test_a_client_without_descriptors_gets_a_reason(daemon: DaemonProcess, start: Start) -> None:
     client = start(daemon)
-    assert client.do("count")  # all that it imports is there
+    assert client.call("count")  # all that it imports is there
     hard = limits(client.pid)[1]
     leave_room(client.pid, 0)
-    assert client.do("init") == "CUDA_ERROR_OPERATING_SYSTEM"
-    assert "this process is out of file descriptors" in client.do("error")
-    assert ADVICE in client.do("error")
+    assert client.call("init") == "CUDA_ERROR_OPERATING_SYSTEM"
+    assert "this process is out of file descriptors" in client.call("error")
+    assert ADVICE in client.call("error")
     set_limit(client.pid, hard)
-    assert client.do("init") == "CUDA_SUCCESS"
+    assert client.call("init") == "CUDA_SUCCESS"
     leave_room(client.pid, 1)
-    assert client.do("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
-    assert ADVICE in client.do("error")
+    assert client.call("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
+    assert ADVICE in client.call("error")
     set_limit(client.pid, hard)
-    assert client.do("ctx 0") == "CUDA_SUCCESS"
-    assert client.do("add") == RIGHT
+    assert client.call("ctx 0") == "CUDA_SUCCESS"
+    assert client.call("add") == RIGHT
     (server,) = daemon.servers()
-    assert daemon.say(f"get_client_list {server}") == f"{client.pid}\n"
+    assert daemon.run_command(f"get_client_list {server}") == f"{client.pid}\n"

@@ -36,8 +36,8 @@ def count_seen(daemon: DaemonProcess, visible: str) -> str:
     """Return how many devices a client sees that sets CUDA_VISIBLE_DEVICES, or why it sees none."""
     client: ClientProcess = daemon.client(CUDA_VISIBLE_DEVICES=visible)
     try:
-        result = client.do("init")
-        return client.do("count") if result == "CUDA_SUCCESS" else result
+        result = client.call("init")
+        return client.call("count") if result == "CUDA_SUCCESS" else result
     finally:
         client.end()
 
@@ -86,7 +86,7 @@ def test_a_client_that_sees_nothing_is_logged_as_recorded(make_daemon: MakeDaemo
 def test_devices_can_be_listed_without_a_server(make_daemon: MakeDaemon, ready: tuple[str, ...]) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
     assert daemon.start("-d", *ready).returncode == 0
-    title, _, *rows = daemon.say("device_query --csv").splitlines()
+    title, _, *rows = daemon.run_command("device_query --csv").splitlines()
     assert (title, [row.split(",")[2] for row in rows]) == ("Default", UUIDS[:2])
     assert daemon.servers() == [], "and none is started for it"
 
@@ -95,8 +95,8 @@ def refusal(node: Node) -> list[str]:
     """Check that a client gets no server; return what server.log reports from the failure on."""
     daemon = node.daemon("a")
     client = node.client(daemon)
-    assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    assert client.do("error").endswith("ended with status 1 before it was ready; see server.log")
+    assert client.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert client.call("error").endswith("ended with status 1 before it was ready; see server.log")
     wait_until(lambda: FAILED in daemon.log("server.log")[:-1], "the reason in server.log")
     lines = daemon.log("server.log")
     assert lines[:3] == [
@@ -131,8 +131,8 @@ def test_an_old_device_next_to_a_newer_one_is_not_there(node: Callable[[str], No
     entry = node('[[device]]\ncompute_capability = "3.0"\n[[device]]\nprofile = "V100"\n')
     daemon = entry.daemon("a")
     client = entry.client(daemon).connect()
-    assert client.do("count") == "1"
-    _, _, row = daemon.say("device_query --csv").splitlines()[:3]
+    assert client.call("count") == "1"
+    _, _, row = daemon.run_command("device_query --csv").splitlines()[:3]
     assert "V100" in row
 
 
@@ -144,15 +144,15 @@ def test_kernels_reach_memory_of_another_device_of_the_same_client_alone(make_da
     assert daemon.start().returncode == 0
     first, second = daemon.client(uid), daemon.client(uid)
     for client in (first, second):
-        assert client.do("init") == client.do("ctx 1") == "CUDA_SUCCESS"
-    address, others = first.do("hold 1"), [second.do("hold 5") for _ in range(2)][1]
-    assert first.do("ctx 0") == first.do("peer 1") == "CUDA_SUCCESS"
-    assert first.do(f"stray {address}") == "CUDA_SUCCESS CUDA_SUCCESS"
-    assert first.do("value") == "CUDA_SUCCESS 2.0"
+        assert client.call("init") == client.call("ctx 1") == "CUDA_SUCCESS"
+    address, others = first.call("hold 1"), [second.call("hold 5") for _ in range(2)][1]
+    assert first.call("ctx 0") == first.call("peer 1") == "CUDA_SUCCESS"
+    assert first.call(f"stray {address}") == "CUDA_SUCCESS CUDA_SUCCESS"
+    assert first.call("value") == "CUDA_SUCCESS 2.0"
     assert others != address, "in a window of its own, at an address that the first has not allocated"
     # There the first client's kernels reach the rest of the page of its own memory, but not the second's memory.
-    assert first.do(f"stray {others}") == "CUDA_SUCCESS CUDA_SUCCESS"
-    assert second.do("value") == "CUDA_SUCCESS 5.0"
-    assert first.do(f"stray {hex(int(others, 16) + (1 << 22))}") == "CUDA_SUCCESS CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert first.call(f"stray {others}") == "CUDA_SUCCESS CUDA_SUCCESS"
+    assert second.call("value") == "CUDA_SUCCESS 5.0"
+    assert first.call(f"stray {hex(int(others, 16) + (1 << 22))}") == "CUDA_SUCCESS CUDA_ERROR_ILLEGAL_ADDRESS"
     for client in (first, second):
         client.end()

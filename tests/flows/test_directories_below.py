@@ -72,7 +72,7 @@ def test_a_directory_of_a_namespace_takes_no_other_daemon(
     assert all(second.is_refused(place, *words) for place in ("a", "a/hi", "a/box", "a/default"))
     assert {entry.name for entry in pipe(daemon, "a/hi").iterdir()} == {"control"}
     with clients_of(daemon) as make:
-        assert make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, "a/hi"))).connect().do("sm") == LIMITED
+        assert make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, "a/hi"))).connect().call("sm") == LIMITED
 
 
 @pytest.mark.long
@@ -96,7 +96,7 @@ def test_a_killed_daemon_keeps_the_directories_of_its_namespaces(daemon: DaemonP
     assert second.is_refused("a/hi"), "the state is there"
     start(daemon)
     with clients_of(daemon) as make:
-        assert make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, "a/hi"))).connect().do("sm") == LIMITED
+        assert make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, "a/hi"))).connect().call("sm") == LIMITED
 
 
 @pytest.mark.long
@@ -106,11 +106,11 @@ def test_other_directories_below_may_have_daemons(daemon: DaemonProcess, make_da
         below = make_daemon(CUDA_MPS_PIPE_DIRECTORY=str(place))
         for _ in range(2):
             assert below.run(["-d"]).returncode == 0
-            below.found(int((place / "nvidia-cuda-mps-control.pid").read_text()))
+            below.attach(int((place / "nvidia-cuda-mps-control.pid").read_text()))
             below.kill()
         assert below.run(["-d"]).returncode == 0
-        below.found(int((place / "nvidia-cuda-mps-control.pid").read_text()))
-        below.say("quit")
+        below.attach(int((place / "nvidia-cuda-mps-control.pid").read_text()))
+        below.run_command("quit")
         below.await_end()
 
 
@@ -119,16 +119,16 @@ def test_no_server_takes_the_directory_of_another_daemon(daemon: DaemonProcess, 
     place.mkdir()
     below = make_daemon(PYMPSD_EMULATED_DEVICES="H200", CUDA_MPS_PIPE_DIRECTORY=str(place))
     assert below.run(["-d"]).returncode == 0
-    below.found(int((place / "nvidia-cuda-mps-control.pid").read_text()))
+    below.attach(int((place / "nvidia-cuda-mps-control.pid").read_text()))
     output = ctl(daemon, "server create other", 1)
     assert f"{place} has pympsd." in output
     assert "of a daemon of its own there: quit that, or remove the file" in output
-    assert below.say("get_default_active_thread_percentage") == "100.0\n"
+    assert below.run_command("get_default_active_thread_percentage") == "100.0\n"
 
 
 def test_what_is_left_without_a_daemon_above_is_free(daemon: DaemonProcess, second: Second) -> None:
     path = pipe(daemon, "a/hi") / "control"
-    daemon.say("quit")
+    daemon.run_command("quit")
     path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
@@ -145,7 +145,7 @@ def test_a_directory_that_is_not_there_is_no_way_around_limits_in_protocol_3_onl
     def begins(place: str) -> str:
         with clients_of(daemon) as make:
             settings = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe(daemon, place)), "PYMPSD_REQUIRE_MPS": ""}
-            return make(**settings).do("init").split()[0]
+            return make(**settings).call("init").split()[0]
 
     def quits() -> None:
         daemon.run(["quit"])

@@ -41,21 +41,21 @@ def first_line(begun: subprocess.Popen[str]) -> str:
 
 
 def is_held(daemon: DaemonProcess, pid: int) -> bool:
-    waiting = json.loads(daemon.say("get_waiting_list --json"))
+    waiting = json.loads(daemon.run_command("get_waiting_list --json"))
     return any(row["pid"] == pid and row["held_by"] for row in waiting)
 
 
 def drain_list(daemon: DaemonProcess) -> list[dict[str, Any]]:
-    return list(json.loads(daemon.say("get_drain_list --json")))
+    return list(json.loads(daemon.run_command("get_drain_list --json")))
 
 
 def test_an_operator_drains_under_load_and_loses_nothing(daemon: DaemonProcess, make_client: Make) -> None:
     client, late = make_client().connect(), make_client()
     with draining(daemon, "--all") as begun:
         assert first_line(begun) == "Draining --all: 1 client is running, no clients are waiting.\n"
-        late.begin("init")
+        late.send("init")
         wait_until(lambda: is_held(daemon, late.pid), "the held client")
-        assert client.do("add") == RIGHT
+        assert client.call("add") == RIGHT
         assert begun.poll() is None
         client.end()
         output, errors = begun.communicate(timeout=SECONDS)
@@ -65,8 +65,8 @@ def test_an_operator_drains_under_load_and_loses_nothing(daemon: DaemonProcess, 
     assert not late.has_result()
     assert daemon.run(["undrain", "--all"]).returncode == 0
     assert late.result() == "CUDA_SUCCESS"
-    assert late.do("ctx 0") == "CUDA_SUCCESS"
-    assert late.do("add") == RIGHT
+    assert late.call("ctx 0") == "CUDA_SUCCESS"
+    assert late.call("add") == RIGHT
 
 
 def test_after_the_timeout_clients_are_terminated_and_make_no_context_again(
@@ -80,7 +80,7 @@ def test_after_the_timeout_clients_are_terminated_and_make_no_context_again(
     ends = [(record["pid"], record["how"]) for record in records[2:4]]
     assert ends == [(client.pid, "terminated") for client in clients]
     assert records[-1] == {"target": "--all", "event": "done", "drained": True, "left": []}
-    assert clients[0].do("newctx 0") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert clients[0].call("newctx 0") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
 
 
 def test_then_fail_exits_with_1_and_terminates_nothing(daemon: DaemonProcess, make_client: Make) -> None:
@@ -92,14 +92,14 @@ def test_then_fail_exits_with_1_and_terminates_nothing(daemon: DaemonProcess, ma
         in done.stdout
     )
     assert done.stderr == "new clients are held until 'undrain --all'\n"
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
     assert [row["state"] for row in drain_list(daemon)] == ["not drained"]
 
 
 def test_a_refused_client_reads_why(daemon: DaemonProcess, make_client: Make) -> None:
-    daemon.say("drain --all --new-clients=refuse")
+    daemon.run_command("drain --all --new-clients=refuse")
     client = make_client(PYMPSD_EXPLAIN="1")
-    assert client.do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    assert client.call("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
     assert "--all is being drained: no new clients until 'pympsd undrain --all'" in daemon.log()[-1]
 
 
@@ -114,13 +114,13 @@ def test_a_release_leaves_no_server_and_no_executor(daemon: DaemonProcess, make_
         assert daemon.run(["drain", "--all", "--release", "--timeout=0"]).returncode == 0
         assert begun.wait(SECONDS) == 0
     assert [pid for pid in family if alive(pid)] == []
-    assert clients[1].do("sync") in ("CUDA_ERROR_MPS_RPC_FAILURE", "CUDA_ERROR_CONTEXT_IS_DESTROYED")
+    assert clients[1].call("sync") in ("CUDA_ERROR_MPS_RPC_FAILURE", "CUDA_ERROR_CONTEXT_IS_DESTROYED")
     assert daemon.servers() == []
     late = make_client()
-    late.begin("init")
+    late.send("init")
     wait_until(lambda: is_held(daemon, late.pid), "the held client")
     assert daemon.servers() == []
-    daemon.say("undrain")
+    daemon.run_command("undrain")
     assert late.result() == "CUDA_SUCCESS"
 
 
@@ -129,7 +129,7 @@ def test_a_drain_survives_its_daemon(daemon: DaemonProcess, make_client: Make, h
     client, late = make_client().connect(), make_client()
     with draining(daemon, "--all") as begun:
         first_line(begun)
-        late.begin("init")
+        late.send("init")
         wait_until(lambda: is_held(daemon, late.pid), "the held client")
         if how == "kill -9":
             daemon.kill()
@@ -141,11 +141,11 @@ def test_a_drain_survives_its_daemon(daemon: DaemonProcess, make_client: Make, h
     with draining(daemon, "--all") as again:
         assert first_line(again).startswith("Draining --all: 1 client is running")
         wait_until(lambda: is_held(daemon, late.pid), "the held client at the next daemon")
-        assert client.do("add") == RIGHT
+        assert client.call("add") == RIGHT
         client.end()
         assert again.wait(SECONDS) == 0
     assert not late.has_result()
-    daemon.say("undrain --all")
+    daemon.run_command("undrain --all")
     assert late.result() == "CUDA_SUCCESS"
 
 
@@ -165,7 +165,7 @@ def test_a_quit_while_draining_answers_both_operators(daemon: DaemonProcess, mak
     client = make_client().connect()
     with draining(daemon, "--all") as begun:
         first_line(begun)
-        quitting = daemon.begin("quit")
+        quitting = daemon.start_command("quit")
         wait_until(lambda: "Cmd:quit" in daemon.log(), "the quit")
         client.end()
         assert quitting.wait(SECONDS) == 0
@@ -189,7 +189,7 @@ def test_cgroups_are_found_in_protocol_2(daemon: DaemonProcess, make_client: Mak
     assert done.returncode == 1
     assert f"remaining clients: {client.pid}." in done.stdout
     late = make_client()
-    late.begin("init")
+    late.send("init")
     wait_until(lambda: is_held(daemon, late.pid), "the held client")
     assert daemon.run(["undrain", "--cgroup=/"]).returncode == 0
     assert late.result() == "CUDA_SUCCESS"
@@ -207,9 +207,9 @@ def test_namespaces_are_drained_alone(make_daemon: Callable[..., DaemonProcess])
     ):
         ClientProcess(low).connect()
         assert daemon.run(["drain", "--namespace=a/low", "--timeout=0", "--then=fail"]).returncode == 1
-        assert ClientProcess(other).connect().do("add") == RIGHT
+        assert ClientProcess(other).connect().call("add") == RIGHT
         assert daemon.run(["drain", "--namespace=low", "--server=a", "--timeout=0"]).returncode == 0
-        assert ClientProcess(other).do("add") == RIGHT
+        assert ClientProcess(other).call("add") == RIGHT
     assert [row["target"] for row in drain_list(daemon)] == ["--namespace=a/low"]
 
 
@@ -239,10 +239,10 @@ def test_the_drivers_server_is_drained_and_released(start_driver_daemon: Callabl
         program.connect()
         other.connect()
         (server,) = daemon.servers()
-        assert program.ask("ctx 0") == "ctx CUDA_SUCCESS"
+        assert program.call("ctx 0") == "ctx CUDA_SUCCESS"
         with draining(daemon, "--all", "--release") as begun:
             assert first_line(begun).startswith("Draining --all: 2 clients are running")
-            assert program.ask("ctx 0") == "ctx CUDA_SUCCESS", "a further connection of a client is not a new client"
+            assert program.call("ctx 0") == "ctx CUDA_SUCCESS", "a further connection of a client is not a new client"
             program.exit()
             assert first_line(begun) == f"Client {program.pid} of user 0 on server uid_0: finished.\n"
             late.send("init")
@@ -253,5 +253,5 @@ def test_the_drivers_server_is_drained_and_released(start_driver_daemon: Callabl
             assert begun.wait(SECONDS) == 0
         assert not alive(server)
         assert daemon.servers() == []
-        daemon.say("undrain --all")
+        daemon.run_command("undrain --all")
         assert late.answer() == "init CUDA_SUCCESS"

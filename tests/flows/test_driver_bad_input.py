@@ -64,7 +64,7 @@ def count_watched(daemon: DaemonProcess) -> int:
 @pytest.fixture(autouse=True)
 def _nothing_leaks_in_the_daemon(daemon: DaemonProcess) -> Iterator[None]:
     """The daemon has no more descriptors after the test than before, no internal error, and serves."""
-    daemon.say("get_server_list")
+    daemon.run_command("get_server_list")
     wait_until(lambda: daemon.log()[-1] == "UI closed")
     before = descriptors(daemon)
     yield
@@ -87,15 +87,15 @@ def _has_no_servers(daemon: DaemonProcess) -> bool:
     """End its servers; return whether there were none. The end of one may start that of users who waited for it."""
     servers = daemon.servers()
     for server in servers:
-        daemon.say(f"shutdown_server {server} -f")
+        daemon.run_command(f"shutdown_server {server} -f")
     return not servers
 
 
-def serves(daemon: DaemonProcess, uid: int = USER) -> None:
-    """A program and an operator are served, whatever others do; each of the two waits for SECONDS at most."""
+def check_service(daemon: DaemonProcess, uid: int = USER) -> None:
+    """Check that a program of the user and an operator are served, within SECONDS each."""
     with DriverClient.start(daemon.directory / "pipe", uid=uid) as client:
         client.connect()
-        assert str(client.pid) in daemon.say("ps")
+        assert str(client.pid) in daemon.run_command("ps")
 
 
 def has_logged(daemon: DaemonProcess, text: str) -> Callable[[], bool]:
@@ -109,7 +109,7 @@ def has_logged(daemon: DaemonProcess, text: str) -> Callable[[], bool]:
 @pytest.mark.parametrize("name", ["control", "control_privileged"])
 def test_somebody_who_never_speaks_disturbs_nobody(daemon: DaemonProcess, name: str) -> None:
     with visitor(control(daemon, name)) as silent:
-        serves(daemon)
+        check_service(daemon)
         assert silent.is_silent()
 
 
@@ -135,7 +135,7 @@ def test_what_is_sent_without_credentials_before_the_daemon_asks(daemon: DaemonP
         os.kill(daemon.pid, signal.SIGCONT)
     with stack:
         assert early.hear() == HELLO
-        serves(daemon)
+        check_service(daemon)
 
 
 @pytest.mark.long(but=["text5"])
@@ -307,7 +307,7 @@ def test_an_operator_who_does_not_read(daemon: DaemonProcess) -> None:
             pass
         else:
             raise AssertionError("the daemon reads without end what it cannot answer")
-        serves(daemon)
+        check_service(daemon)
 
 
 def test_a_user_may_not_do_what_an_operator_may(daemon: DaemonProcess) -> None:
@@ -318,7 +318,7 @@ def test_a_user_may_not_do_what_an_operator_may(daemon: DaemonProcess) -> None:
     first, second = done
     assert first == "100.0"
     assert second.startswith(f"Insufficient privileges for UID {USER}.")
-    assert daemon.say("get_default_active_thread_percentage") == "100.0\n"
+    assert daemon.run_command("get_default_active_thread_percentage") == "100.0\n"
 
 
 _FOREIGN_TOOL = """
@@ -355,7 +355,7 @@ def _many_descriptors() -> Iterator[None]:
 def test_a_thousand_who_never_speak_while_others_are_served(daemon: DaemonProcess) -> None:
     with ExitStack() as stack:
         silent = [stack.enter_context(visitor(control(daemon), greeted=False)) for _ in range(SILENT_CONNECTIONS)]
-        serves(daemon)
+        check_service(daemon)
         # The daemon closes those beyond its limit of a user's connections.
         output = {client.hear() for client in silent}
         assert HELLO in output
@@ -373,13 +373,13 @@ def test_a_thousand_clients_who_take_no_connection_cost_nobody_anything(daemon: 
             silent.append(stack.enter_context(visitor(control(daemon))))
             silent[-1].as_client()
         wait_until(lambda: not silent[-1].is_silent(), "the connection of the last one")
-        serves(daemon, uid=0)
-        assert client.ask("sync") == f"sync {SUCCESS}"
+        check_service(daemon, uid=0)
+        assert client.call("sync") == f"sync {SUCCESS}"
         with silent[0].take_connection() as connection:
             be_greeted(connection, CONTEXT)
             assert ask(connection, device=0)["result"] == SUCCESS
         client.kill()
-        serves(daemon, uid=USER)
+        check_service(daemon, uid=USER)
     assert not has_logged(daemon, "did not respond to server")()
 
 
@@ -391,8 +391,8 @@ def test_clients_who_took_their_connection_and_never_speak_do_not_block_their_us
             here.as_client()
             stack.enter_context(here.take_connection())
         wait_until(has_logged(daemon, "did not respond to server"))
-        serves(daemon, uid=0)
-        serves(daemon, uid=USER)
+        check_service(daemon, uid=0)
+        check_service(daemon, uid=USER)
 
 
 def test_a_client_that_is_stopped_for_a_moment_while_its_server_speaks_is_not_cut_off(daemon: DaemonProcess) -> None:
@@ -422,8 +422,8 @@ def test_a_client_who_leaves_its_server_immediately_does_not_block_it(
                 with here.take_connection() as connection:
                     for word in words:
                         connection.send(word)
-        assert client.ask("sync") == f"sync {SUCCESS}"
-        serves(daemon, uid=0)
+        assert client.call("sync") == f"sync {SUCCESS}"
+        check_service(daemon, uid=0)
 
 
 def test_a_client_that_is_stopped_before_it_answers_its_server_loses_its_connection_alone(
@@ -437,8 +437,8 @@ def test_a_client_that_is_stopped_before_it_answers_its_server_loses_its_connect
                 connection.settimeout(SECONDS)
                 while connection.recv(64):
                     pass  # its server's first words, then the end
-        assert client.ask("sync") == f"sync {SUCCESS}"
-        serves(daemon, uid=0)
+        assert client.call("sync") == f"sync {SUCCESS}"
+        check_service(daemon, uid=0)
     wait_until(has_logged(daemon, "did not respond to server"))
 
 
@@ -449,7 +449,7 @@ def test_clients_who_took_their_connection_and_never_speak_do_not_block_another_
             here = stack.enter_context(visitor(control(daemon)))
             here.as_client()
             stack.enter_context(here.take_connection())
-        serves(daemon, uid=USER)
+        check_service(daemon, uid=USER)
 
 
 def test_clients_are_watched_no_longer_than_their_server_lives(daemon: DaemonProcess) -> None:
@@ -462,7 +462,7 @@ def test_clients_are_watched_no_longer_than_their_server_lives(daemon: DaemonPro
             here.send(0)
             assert here.is_closed()
         (server,) = daemon.servers()
-        daemon.say(f"shutdown_server {server} -f")
+        daemon.run_command(f"shutdown_server {server} -f")
         wait_until(lambda: not daemon.servers())
     wait_until(lambda: count_watched(daemon) <= before, seconds=5)
 
@@ -487,7 +487,7 @@ def test_a_daemon_that_is_stopped_while_a_client_answers_its_server_does_not_dro
                     ask(connection, ask="sync")
             finally:
                 os.kill(daemon.pid, signal.SIGCONT)
-            serves(daemon, uid=0)
+            check_service(daemon, uid=0)
             assert ask(connection, ask="sync")["result"] == SUCCESS
     assert not has_logged(daemon, "did not respond to server")()
 
@@ -507,4 +507,4 @@ def test_a_server_that_is_stopped_while_a_client_does_not_answer_is_freed_later(
         finally:
             os.kill(server, signal.SIGCONT)
         with stack:
-            serves(daemon, uid=0)
+            check_service(daemon, uid=0)

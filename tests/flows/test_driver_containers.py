@@ -62,14 +62,14 @@ def test_clients_without_a_pid_are_shown_by_what_is_known_of_them(start: Callabl
     with DriverClient.start(pipe(daemon)) as first, DriverClient.start(pipe(daemon)) as second:
         for client in (first, second):
             client.connect()
-        rows = [line.split(maxsplit=5) for line in daemon.say("ps").splitlines()[1:]]
+        rows = [line.split(maxsplit=5) for line in daemon.run_command("ps").splitlines()[1:]]
         assert {(row[0], row[4]) for row in rows} == {("0", str(namespace("pid")))}
         text = f"[user 0, user namespace {namespace('user')}, cgroup namespace {namespace('cgroup')}]"
         assert {row[5] for row in rows} == {text}
         (server,) = daemon.servers()
         done = daemon.run([], f"terminate_client {server} 0\n")
         assert (done.stdout, "2 clients have PIDs that are not visible here" in done.stderr) == ("201\n", True)
-        assert [client.ask("sync") for client in (first, second)] == ["sync CUDA_SUCCESS"] * 2
+        assert [client.call("sync") for client in (first, second)] == ["sync CUDA_SUCCESS"] * 2
 
 
 @pytest.mark.parametrize("rule", ["refuse", "nobody"])
@@ -77,7 +77,7 @@ def test_users_without_a_number(start: Callable[..., DaemonProcess], rule: str) 
     daemon = start("unshare", "--user", "sh", "-c", 'read _; exec "$@"', "sh", PYMPSD_UNMAPPED_USERS=rule)
     with DriverClient.start(pipe(daemon), uid=USER) as client:
         if rule == "refuse":
-            assert client.ask("init") == "init CUDA_ERROR_MPS_CONNECTION_FAILED"
+            assert client.call("init") == "init CUDA_ERROR_MPS_CONNECTION_FAILED"
             assert any("PYMPSD_UNMAPPED_USERS=nobody" in line for line in daemon.log())
         else:
             client.connect()
@@ -95,10 +95,10 @@ def test_users_without_a_number_at_own_servers(start: Callable[..., DaemonProces
     with kill_after(daemon.client(uid=USER).process) as process:
         client = ClientProcess(process)
         if rule == "refuse":
-            assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-            assert "PYMPSD_UNMAPPED_USERS=nobody" in client.do("error")
+            assert client.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+            assert "PYMPSD_UNMAPPED_USERS=nobody" in client.call("error")
         else:
-            assert client.connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            assert client.connect().call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
             (server,) = daemon.servers()
             assert os.stat(f"/proc/{server}").st_uid == NOBODY
 

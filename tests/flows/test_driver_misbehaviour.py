@@ -46,25 +46,25 @@ class TwoUsers:
         return client
 
     def misbehave(self, **keys: object) -> None:
-        """Say how servers that start from now on behave."""
+        """Set how servers that start from now on behave."""
         misbehave(self.launcher, **keys)
 
-    def asking(self, **keys: object) -> DriverClient:
-        """Return a program that asks for a server, which misbehaves."""
+    def request_server(self, **keys: object) -> DriverClient:
+        """Return a program that requests a server, which misbehaves."""
         self.misbehave(**keys)
         client = self.start()
         client.send("init")
         return client
 
-    def asking_while_it_starts(self, **keys: object) -> tuple[DriverClient, int]:
-        """Return a program that asks for a server that misbehaves, and the server as soon as it is started."""
-        client = self.asking(**keys)
+    def request_starting_server(self, **keys: object) -> tuple[DriverClient, int]:
+        """Return a program that requests a server that misbehaves, and the server as soon as it is started."""
+        client = self.request_server(**keys)
         wait_until(self.starts)
         return client, self.server()
 
-    def asking_when_it_is_ready(self, **keys: object) -> tuple[DriverClient, int]:
-        """Return a program that asks for a server that misbehaves, and the server when it is ready."""
-        client, server = self.asking_while_it_starts(**keys)
+    def request_ready_server(self, **keys: object) -> tuple[DriverClient, int]:
+        """Return a program that requests a server that misbehaves, and the server when it is ready."""
+        client, server = self.request_starting_server(**keys)
         wait_until(has_logged(self.daemon, f"NEW SERVER {server}: Ready"))
         return client, server
 
@@ -93,7 +93,7 @@ class TwoUsers:
 
     def give(self, line: str) -> None:
         """Give the daemon a line; it answers within 20 s whatever the server does."""
-        operator = self.daemon.begin(line)
+        operator = self.daemon.start_command(line)
         try:
             operator.communicate(timeout=20)
         finally:
@@ -112,9 +112,9 @@ class TwoUsers:
         self.misbehave()
         client = self.start().connect()
         server = self.server()
-        assert self.daemon.say(f"get_server_status {server}") == "ACTIVE\n"
-        assert str(client.pid) in self.daemon.say("ps")
-        assert client.ask("sync") == f"sync {SUCCESS}"
+        assert self.daemon.run_command(f"get_server_status {server}") == "ACTIVE\n"
+        assert str(client.pid) in self.daemon.run_command("ps")
+        assert client.call("sync") == f"sync {SUCCESS}"
         assert not [line for line in self.daemon.log() if "internal error" in line]
 
 
@@ -124,7 +124,7 @@ def users(start_driver_daemon: Callable[..., DaemonProcess], launcher: Path) -> 
     with ExitStack() as ends:
         running = TwoUsers(start_driver_daemon(PYMPSD_USERS="together"), launcher, ends)
         yield running
-        assert running.bystander.ask("sync") == f"sync {SUCCESS}", "another user's client was affected"
+        assert running.bystander.call("sync") == f"sync {SUCCESS}", "another user's client was affected"
 
 
 def has_logged(daemon: DaemonProcess, pattern: str) -> Callable[[], bool]:
@@ -147,7 +147,7 @@ def has_logged(daemon: DaemonProcess, pattern: str) -> Callable[[], bool]:
 def test_a_server_that_fails_at_its_start_is_tried_again(
     users: TwoUsers, keys: dict[str, object], logged: str
 ) -> None:
-    client = users.asking(**keys)
+    client = users.request_server(**keys)
     wait_until(has_logged(users.daemon, "trying again in"))
     wait_until(has_logged(users.daemon, logged.format(pid=users.starts()[0])))
     users.misbehave()
@@ -157,7 +157,7 @@ def test_a_server_that_fails_at_its_start_is_tried_again(
 
 def test_a_server_that_never_starts_is_given_up(users: TwoUsers) -> None:
     users.misbehave(crash="before_role")
-    assert users.start().ask("init") == f"init {REFUSED}"
+    assert users.start().call("init") == f"init {REFUSED}"
     assert has_logged(users.daemon, f"Giving up after 4 attempts to start a server for user {WRONG}: ")()
     users.next_one_works()
 
@@ -165,14 +165,14 @@ def test_a_server_that_never_starts_is_given_up(users: TwoUsers) -> None:
 @pytest.mark.parametrize("moment", ["before_hello", "before_role"])
 def test_everything_else_continues_while_a_server_hangs_at_its_start(users: TwoUsers, moment: str) -> None:
     """It would be killed after 60 s (tests/flows/test_hung_start.py waits for that); an operator does not wait."""
-    client, server = users.asking_while_it_starts(hang=moment)
-    assert users.daemon.say(f"get_server_status {server}") == "INITIALIZING\n"
-    assert str(users.bystander.pid) in users.daemon.say("ps")
-    assert users.bystander.ask("ctx 0") == f"ctx {SUCCESS}"
-    assert client.waits()
+    client, server = users.request_starting_server(hang=moment)
+    assert users.daemon.run_command(f"get_server_status {server}") == "INITIALIZING\n"
+    assert str(users.bystander.pid) in users.daemon.run_command("ps")
+    assert users.bystander.call("ctx 0") == f"ctx {SUCCESS}"
+    assert client.is_waiting()
     users.misbehave()
     began = time.monotonic()
-    assert users.daemon.say(f"shutdown_server {server} -f") == ""
+    assert users.daemon.run_command(f"shutdown_server {server} -f") == ""
     assert client.answer() == f"init {SUCCESS}", "it gets the next one"
     assert time.monotonic() - began < BOUND
     wait_until(lambda: not alive(server), "the end of the one that hung")
@@ -194,7 +194,7 @@ def test_everything_else_continues_while_a_server_hangs_at_its_start(users: TwoU
     ],
 )
 def test_a_command_for_a_server_that_is_not_ready_is_answered(users: TwoUsers, line: str) -> None:
-    _, server = users.asking_while_it_starts(hang="before_role")
+    _, server = users.request_starting_server(hang="before_role")
     users.give(line.format(server=server))
     assert not has_logged(users.daemon, "internal error")()
 
@@ -203,7 +203,7 @@ def test_a_command_for_a_server_that_is_not_ready_is_answered(users: TwoUsers, l
 
 
 def test_a_server_that_crashes_after_its_role(users: TwoUsers) -> None:
-    client = users.asking(crash="after_role")
+    client = users.request_server(crash="after_role")
     wait_until(has_logged(users.daemon, r"Server \d+ exited with status -9"))
     # After the fourth such server new clients would be refused for some seconds.
     users.misbehave()
@@ -231,7 +231,7 @@ def test_a_server_that_crashes_on_a_command(users: TwoUsers, command: int) -> No
     users.give(COMMANDS[command].format(server=server, client=client.pid))
     wait_until(has_logged(users.daemon, f"Server {server} exited with status -9"))
     assert time.monotonic() - began < BOUND
-    assert client.ask("sync") == f"sync {LOST}"
+    assert client.call("sync") == f"sync {LOST}"
     users.next_one_works(client)
 
 
@@ -242,7 +242,7 @@ def test_a_server_that_hangs_on_a_command(users: TwoUsers, command: int) -> None
     client, server = users.connected(hang=f"on_command:{command}")
     began = time.monotonic()
     if command == 13:
-        operator = users.daemon.begin(COMMANDS[13].format(server=server, client=client.pid))
+        operator = users.daemon.start_command(COMMANDS[13].format(server=server, client=client.pid))
         wait_until(has_logged(users.daemon, "Cmd:terminate_client"))
         users.force(server)
         assert operator.wait(timeout=20) == 0
@@ -252,12 +252,12 @@ def test_a_server_that_hangs_on_a_command(users: TwoUsers, command: int) -> None
         done = users.daemon.run([], "ps\n")
         assert str(users.bystander.pid) in done.stdout
         assert f"server {server} did not respond" in done.stderr
-        assert client.ask("sync") == f"sync {SUCCESS}"
+        assert client.call("sync") == f"sync {SUCCESS}"
         users.force(server)
     wait_until(has_logged(users.daemon, f"Server {server} exited with status -9"))
     assert has_logged(users.daemon, f"Server {server} does not respond; killing it")()
     assert time.monotonic() - began < BOUND
-    client.ask("sync")
+    client.call("sync")
     users.next_one_works(client)
 
 
@@ -284,7 +284,7 @@ def test_a_server_that_answers_with_a_wrong_size(users: TwoUsers, command: int) 
         )
     )
     wait_until(lambda: not alive(server))
-    assert client.ask("sync") == f"sync {LOST}"
+    assert client.call("sync") == f"sync {LOST}"
     users.next_one_works(client)
 
 
@@ -293,7 +293,7 @@ def test_a_server_that_closes_half_way(users: TwoUsers, command: int) -> None:
     client, server = users.connected(close=f"half_way:{command}")
     users.give(COMMANDS[command].format(server=server, client=client.pid))
     wait_until(has_logged(users.daemon, f"Server {server} exited with status 0"))
-    assert client.ask("sync") == f"sync {LOST}"
+    assert client.call("sync") == f"sync {LOST}"
     users.next_one_works(client)
 
 
@@ -309,7 +309,7 @@ def test_a_server_that_gives_no_answer_to_a_question(users: TwoUsers, command: i
     assert has_logged(users.daemon, f"Protocol violation by server {server}")() or done.stderr
     users.force(server)
     wait_until(lambda: not alive(server))
-    client.ask("sync")
+    client.call("sync")
     users.next_one_works(client)
 
 
@@ -324,7 +324,7 @@ def test_a_server_that_ends_when_it_gets_a_client_or_a_status_request(
     users: TwoUsers, keys: dict[str, object]
 ) -> None:
     """The daemon may ask for the status with each client."""
-    client, server = users.asking_when_it_is_ready(**keys)
+    client, server = users.request_ready_server(**keys)
     assert str(users.bystander.pid) in users.daemon.run([], "ps\n").stdout
     wait_until(has_logged(users.daemon, f"Server {server} exited with status"))
     assert client.answer() in (f"init {LOST}", f"init {REFUSED}", f"init {SUCCESS}")
@@ -334,7 +334,7 @@ def test_a_server_that_ends_when_it_gets_a_client_or_a_status_request(
 @pytest.mark.long(but=["keys0"])
 @pytest.mark.parametrize("keys", [{"hang": "after_role"}, {"hang": "on_command:2"}, {"hang": "on_command:17"}])
 def test_a_server_that_never_takes_its_clients_can_be_ended(users: TwoUsers, keys: dict[str, object]) -> None:
-    client, server = users.asking_when_it_is_ready(**keys)
+    client, server = users.request_ready_server(**keys)
     users.misbehave()
     done = users.daemon.run([], "ps\n")
     assert str(users.bystander.pid) in done.stdout
@@ -354,14 +354,14 @@ def test_a_server_that_reports_its_devices_wrong(
     misbehave(launcher, **keys)
     daemon = start_driver_daemon()
     with DriverClient.start(directory / "pipe", uid=WRONG) as client:
-        output = client.ask("init")
+        output = client.call("init")
         assert output in (f"init {LOST}", f"init {REFUSED}", f"init {SUCCESS}")
         wait_until(has_logged(daemon, r"Server \d+ exited with status"))
         client.kill()
     misbehave(launcher)
     with DriverClient.start(directory / "pipe", uid=WRONG) as client:
         client.connect()
-        assert "NVIDIA H200" in daemon.say("device_query")
+        assert "NVIDIA H200" in daemon.run_command("device_query")
 
 
 @pytest.mark.long(but=["keys0"])

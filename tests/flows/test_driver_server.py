@@ -52,17 +52,17 @@ def client(daemon: DaemonProcess) -> Iterator[DriverClient]:
 
 def test_a_program_is_a_client_without_change(daemon: DaemonProcess, client: DriverClient) -> None:
     (server,) = daemon.servers()
-    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
-    assert daemon.say(f"get_client_list {server}") == f"{client.pid}\n"
-    _, row = daemon.say("ps").splitlines()
+    assert daemon.run_command(f"get_server_status {server}") == "ACTIVE\n"
+    assert daemon.run_command(f"get_client_list {server}") == f"{client.pid}\n"
+    _, row = daemon.run_command("ps").splitlines()
     assert row.split()[:3] == [str(client.pid), "1", str(server)]
-    assert daemon.say("get_device_client_list") == f"[0] 00:00.0, NVIDIA H200\n{client.pid}.1\n"
+    assert daemon.run_command("get_device_client_list") == f"[0] 00:00.0, NVIDIA H200\n{client.pid}.1\n"
 
 
 def test_wrong_settings_of_a_program_are_in_the_daemons_log_once(daemon: DaemonProcess) -> None:
     wrong = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50%", "CUDA_MPS_CLIENT_PRIORITY": "high", "PYMPSD_EXPLAIN": "9"}
     with DriverClient.start(pipe(daemon), settings=wrong) as program:
-        assert program.connect().ask("ctx 0") == "ctx CUDA_SUCCESS"
+        assert program.connect().call("ctx 0") == "ctx CUDA_SUCCESS"
         lines = [line for line in daemon.log() if line.startswith(f"Client {program.pid} of user 0: ")]
     assert [line.partition(": ")[2].partition(" must be ")[0] for line in lines] == list(wrong)[:2]
     assert lines[0].endswith("(pympsd reads 50), not '50%'")
@@ -124,7 +124,7 @@ def test_the_memory_of_clients_is_what_nvml_reports(
 ) -> None:
     file = Path(nvml["FAKE_NVML_FILE"])
     daemon = start_driver_daemon(**nvml)
-    assert daemon.say("set_default_active_thread_percentage 25") == "25.0\n"
+    assert daemon.run_command("set_default_active_thread_percentage 25") == "25.0\n"
     with DriverClient.start(pipe(daemon)) as first, DriverClient.start(pipe(daemon)) as second:
         first.connect()
         second.connect()
@@ -142,24 +142,24 @@ def test_lists_show_what_the_daemon_has_set_for_a_client_and_how_many_more_fit(
     start_driver_daemon: Callable[..., DaemonProcess], nvml: dict[str, str]
 ) -> None:
     daemon = start_driver_daemon(**nvml, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25")
-    assert daemon.say("set_default_client_priority 1") == ""
+    assert daemon.run_command("set_default_client_priority 1") == ""
     with DriverClient.start(pipe(daemon)) as first, DriverClient.start(pipe(daemon)) as client:
         first.connect()  # the devices are known with the first server
-        assert daemon.say(f"set_device_pinned_mem_limit {daemon.servers()[0]} 0 4G") == ""
+        assert daemon.run_command(f"set_device_pinned_mem_limit {daemon.servers()[0]} 0 4G") == ""
         client.connect()
         Path(nvml["FAKE_NVML_FILE"]).write_text(f"{client.pid} {96 << 20}\n")
-        record = json.loads(daemon.say("ps --json"))[1]
+        record = json.loads(daemon.run_command("ps --json"))[1]
         assert (record["active_thread_percentage"], record["memory_limit"], record["priority"]) == (25.0, 4 << 30, 1)
-        unlimited, row = (line.split() for line in daemon.say("ps --limits").splitlines()[1:])
+        unlimited, row = (line.split() for line in daemon.run_command("ps --limits").splitlines()[1:])
         assert unlimited[5:10] == ["25.0", "-", "-", "unlimited", "1"]
         assert row[5:10] == ["25.0", "-", "96.0M", "4G", "1"]
-        assert daemon.say("ps").splitlines()[2].split()[5:] == row[10:], "the recorded columns"
+        assert daemon.run_command("ps").splitlines()[2].split()[5:] == row[10:], "the recorded columns"
         lines = daemon.run(["top", "--once"]).stdout.splitlines()[-1].split()
         assert (int(lines[0]), lines[4:9]) == (client.pid, ["25.0", "1", "96.0M", "4G", "1"])
-        (device,) = json.loads(daemon.say("get_device_client_list --json"))
+        (device,) = json.loads(daemon.run_command("get_device_client_list --json"))
         assert (device["max_clients"], device["free_clients"]) == (48, 46)
-        assert client.ask("ctx 0") == "ctx CUDA_SUCCESS"
-        (device,) = json.loads(daemon.say("get_device_client_list --json"))
+        assert client.call("ctx 0") == "ctx CUDA_SUCCESS"
+        (device,) = json.loads(daemon.run_command("get_device_client_list --json"))
         assert device["free_clients"] == 45
 
 
@@ -214,10 +214,10 @@ def test_a_new_client_of_a_server_that_has_decided_to_end_gets_the_next_one(
             wait_until(lambda: any(f"NEW CLIENT {new_client.pid} " in line for line in daemon.log()))
             misbehave(launcher)
             assert other.answer() == "init CUDA_SUCCESS"
-            assert new_client.waits()
+            assert new_client.is_waiting()
             other.kill()
             assert new_client.answer() == "init CUDA_SUCCESS"
-            assert new_client.ask("ctx 0") == "ctx CUDA_SUCCESS"
+            assert new_client.call("ctx 0") == "ctx CUDA_SUCCESS"
 
 
 def test_the_next_daemon_frees_a_server_from_a_client_that_sends_nothing(daemon: DaemonProcess) -> None:
@@ -229,9 +229,9 @@ def test_the_next_daemon_frees_a_server_from_a_client_that_sends_nothing(daemon:
                 daemon.kill()
                 assert daemon.start().returncode == 0
                 with DriverClient.start(pipe(daemon)) as late:
-                    assert late.ask("init") == "init CUDA_SUCCESS"
-        assert client.ask("sync") == "sync CUDA_SUCCESS"
-        assert str(client.pid) in daemon.say("ps")
+                    assert late.call("init") == "init CUDA_SUCCESS"
+        assert client.call("sync") == "sync CUDA_SUCCESS"
+        assert str(client.pid) in daemon.run_command("ps")
 
 
 def _talk(connection: socket.socket) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def test_the_next_daemon_hands_over_who_was_sent_a_connection(daemon: DaemonProc
             served = threads.map(_talk, taken)
             assert daemon.start().returncode == 0
             assert [answer["result"] for answer in served] == ["CUDA_SUCCESS"] * 3
-        assert client.ask("sync") == "sync CUDA_SUCCESS"
+        assert client.call("sync") == "sync CUDA_SUCCESS"
         assert daemon.servers() == [server]
 
 
@@ -268,7 +268,7 @@ def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_client
     (server,) = daemon.servers()
     daemon.kill()
     ask_to_end(daemon.directory / "pipe")
-    assert client.ask("sync") == "sync CUDA_SUCCESS"
+    assert client.call("sync") == "sync CUDA_SUCCESS"
     assert alive(server)
     client.exit()
 
@@ -289,7 +289,7 @@ def test_a_server_without_daemon_and_directory_ends_when_it_has_no_clients(
     (server,) = daemon.servers()
     daemon.kill()
     shutil.rmtree(pipe(daemon))
-    assert client.ask("sync") == "sync CUDA_SUCCESS"
+    assert client.call("sync") == "sync CUDA_SUCCESS"
     assert alive(server)
     client.exit()
     wait_until(lambda: not alive(server), "the end of the server that no daemon can find")
@@ -297,11 +297,11 @@ def test_a_server_without_daemon_and_directory_ends_when_it_has_no_clients(
 
 def test_a_server_that_has_to_end_does_so_under_the_next_daemon(daemon: DaemonProcess, client: DriverClient) -> None:
     (server,) = daemon.servers()
-    daemon.say(f"shutdown_server {server}")
+    daemon.run_command(f"shutdown_server {server}")
     daemon.kill()
     assert daemon.start().returncode == 0
     assert daemon.servers() == [server]
-    assert client.ask("sync") == "sync CUDA_SUCCESS"
+    assert client.call("sync") == "sync CUDA_SUCCESS"
     client.exit()
     wait_until(lambda: not daemon.servers())
 
@@ -322,7 +322,7 @@ def test_the_server_is_given_whole_paths(
 
 def test_an_operator_learns_that_a_server_does_not_answer(daemon: DaemonProcess, client: DriverClient) -> None:
     (server,) = daemon.servers()
-    daemon.say("ps")
+    daemon.run_command("ps")
     os.kill(server, signal.SIGSTOP)
     try:
         done = daemon.run([], "ps\n")
@@ -333,9 +333,9 @@ def test_an_operator_learns_that_a_server_does_not_answer(daemon: DaemonProcess,
 
 
 def test_quit_waits_for_the_clients_and_ends_the_server(daemon: DaemonProcess, client: DriverClient) -> None:
-    quitting = daemon.begin("quit")
+    quitting = daemon.start_command("quit")
     wait_until(lambda: any("Server will not shutdown" in line for line in daemon.log()))
-    assert client.ask("sync") == "sync CUDA_SUCCESS"
+    assert client.call("sync") == "sync CUDA_SUCCESS"
     client.exit()
     assert quitting.communicate(timeout=30) == ("", "")
     daemon.await_end()
@@ -343,31 +343,31 @@ def test_quit_waits_for_the_clients_and_ends_the_server(daemon: DaemonProcess, c
 
 
 def test_a_forced_quit_ends_the_clients_work(daemon: DaemonProcess, client: DriverClient) -> None:
-    assert daemon.say("quit -t 0") == ""
+    assert daemon.run_command("quit -t 0") == ""
     daemon.await_end()
-    assert client.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE"
+    assert client.call("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE"
 
 
 def test_a_killed_daemon_is_replaced_and_nobody_notices(daemon: DaemonProcess, client: DriverClient) -> None:
     (server,) = daemon.servers()
     with DriverClient.start(pipe(daemon), "--loop") as loop, DriverClient.start(pipe(daemon), uid=USER) as waiting:
         assert [loop.answer(), loop.answer()] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
-        assert loop.ask("steps 10").startswith("steps ")
+        assert loop.call("steps 10").startswith("steps ")
         waiting.send("init")
         wait_until(lambda: any("is waiting for its turn" in line for line in daemon.log()))
-        before = daemon.say("ps")
+        before = daemon.run_command("ps")
         daemon.kill()
         with DriverClient.start(pipe(daemon)) as late:
             late.send("init")
-            assert loop.ask("steps 10").startswith("steps ")
-            assert waiting.waits()
-            assert late.waits()
+            assert loop.call("steps 10").startswith("steps ")
+            assert waiting.is_waiting()
+            assert late.is_waiting()
             assert daemon.start().returncode == 0
             assert late.answer() == "init CUDA_SUCCESS"
-            assert late.ask("ctx 0") == "ctx CUDA_SUCCESS"
+            assert late.call("ctx 0") == "ctx CUDA_SUCCESS"
             assert daemon.servers() == [server]
-            assert set(before.splitlines()) < set(daemon.say("ps").splitlines())
-            assert client.ask("sync") == "sync CUDA_SUCCESS"
+            assert set(before.splitlines()) < set(daemon.run_command("ps").splitlines())
+            assert client.call("sync") == "sync CUDA_SUCCESS"
         loop.send("stop")
         _, result, steps, value = loop.answer().split()
         assert (result, int(value)) == ("CUDA_SUCCESS", chain(int(steps)))
@@ -380,29 +380,29 @@ def test_the_server_terminates_a_context_only_once(daemon: DaemonProcess, client
     """Asked so, it would answer nobody until the client's process has ended."""
     (server,) = daemon.servers()
     terminate = f"terminate_client {server} {client.pid}"
-    assert daemon.say(terminate) == "0\n"
-    assert daemon.say(terminate) == "201\n"
+    assert daemon.run_command(terminate) == "0\n"
+    assert daemon.run_command(terminate) == "201\n"
     daemon.kill()
     assert daemon.start().returncode == 0
-    assert daemon.say(terminate) == "201\n"
-    assert client.ask("ctx 0") == "ctx CUDA_SUCCESS"
+    assert daemon.run_command(terminate) == "201\n"
+    assert client.call("ctx 0") == "ctx CUDA_SUCCESS"
     done = daemon.run([], terminate)
     assert (done.stdout, "end the process" in done.stderr) == ("801\n", True)
-    assert client.ask("sync") == "sync CUDA_SUCCESS"
-    assert client.ask("destroy 0") == "destroy CUDA_SUCCESS"
-    assert daemon.say(terminate) == "0\n"
-    assert client.ask("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
-    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
+    assert client.call("sync") == "sync CUDA_SUCCESS"
+    assert client.call("destroy 0") == "destroy CUDA_SUCCESS"
+    assert daemon.run_command(terminate) == "0\n"
+    assert client.call("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert daemon.run_command(f"get_server_status {server}") == "ACTIVE\n"
 
 
 def test_limits_outlive_a_daemon_that_learns_of_the_devices_from_its_server(daemon: DaemonProcess) -> None:
     with DriverClient.start(pipe(daemon)) as running:
         running.connect()
-        daemon.say("set_default_device_pinned_mem_limit 0 4G")
+        daemon.run_command("set_default_device_pinned_mem_limit 0 4G")
         daemon.kill()
         assert daemon.start().returncode == 0
-        assert running.ask("sync") == "sync CUDA_SUCCESS"
-        assert daemon.say("get_default_device_pinned_mem_limit 0") == "4G\n"
+        assert running.call("sync") == "sync CUDA_SUCCESS"
+        assert daemon.run_command("get_default_device_pinned_mem_limit 0") == "4G\n"
 
 
 def test_a_server_that_has_said_its_role_registers_with_the_next_daemon(
@@ -419,4 +419,4 @@ def test_a_server_that_has_said_its_role_registers_with_the_next_daemon(
         misbehave(launcher)
         assert client.answer() == "init CUDA_SUCCESS"
         assert daemon.servers() == [server]
-        assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
+        assert daemon.run_command(f"get_server_status {server}") == "ACTIVE\n"

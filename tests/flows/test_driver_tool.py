@@ -258,7 +258,7 @@ def test_an_answer_of_many_lines_is_what_our_tool_prints(
 ) -> None:
     with DriverClient.start(directory / PIPE) as client:
         client.connect()
-        printed = ours.say("ps\ndevice_query\nget_device_client_list\n")
+        printed = ours.run_command("ps\ndevice_query\nget_device_client_list\n")
         their_tool.give(b"ps", b"device_query", b"get_device_client_list")
         assert b"".join(line + b"\n" for line in their_tool.answers()).decode() == printed
         assert printed.count("\n") > 8

@@ -18,9 +18,9 @@ LEFT = {"control", "control_lock", "control_privileged"}
 
 def _bring_into(state: str, client: ClientProcess, server: int) -> None:
     if state == "busy":
-        assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        assert client.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     if state in ("endless", "stopped client"):
-        assert client.do("endless") == "CUDA_SUCCESS"
+        assert client.call("endless") == "CUDA_SUCCESS"
     victims = {"stopped client": client.pid, "stopped server": server, "stopped executor": children_of(server)[0]}
     if state in victims:
         os.kill(victims[state], signal.SIGSTOP)
@@ -56,7 +56,7 @@ def test_7_the_daemons_end(daemon: DaemonProcess, make_client: Make, how: str, s
     _is_gone_without_a_trace(daemon, family, shared)
     if state == "stopped client":
         os.kill(client.pid, signal.SIGCONT)
-    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert client.call("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
 
 
 @pytest.mark.long(but=["endless"])
@@ -69,11 +69,11 @@ def test_7_shutdown_server_by_force(daemon: DaemonProcess, make_client: Make, st
     assert daemon.run([], f"shutdown_server {server} -f").returncode == 0
     for pid in (server, *executors):
         wait_until(lambda pid=pid: not alive(pid), f"the end of {pid}")
-    assert make_client().connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert make_client().connect().call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     assert daemon.servers() != [server]
     if state == "stopped client":
         os.kill(client.pid, signal.SIGCONT)
-    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert client.call("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
 
 
 @pytest.mark.long
@@ -83,9 +83,9 @@ def test_7_quit_waits_for_a_stopped_client_and_is_answered_when_it_dies(
     client = make_client().connect()
     (server,) = daemon.servers()
     os.kill(client.pid, signal.SIGSTOP)
-    operator = daemon.begin("quit")
+    operator = daemon.start_command("quit")
     wait_until(lambda: "Cmd:quit" in daemon.log(), "the quit")
-    assert daemon.say("get_server_status " + str(server)) == "ACTIVE\n"
+    assert daemon.run_command("get_server_status " + str(server)) == "ACTIVE\n"
     os.kill(client.pid, signal.SIGKILL)
     assert operator.communicate(timeout=30) == ("", "")
     assert operator.returncode == 0
@@ -98,14 +98,14 @@ def test_3_terminate_client_in_every_state(daemon: DaemonProcess, make_client: M
     client, neighbour = make_client().connect(), make_client().connect()
     (server,) = daemon.servers()
     _bring_into(state, client, server)
-    neighbour.begin("add")
-    assert daemon.say(f"terminate_client {server} {client.pid}") == "0\n"
+    neighbour.send("add")
+    assert daemon.run_command(f"terminate_client {server} {client.pid}") == "0\n"
     assert neighbour.result() == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     if state == "stopped client":
         os.kill(client.pid, signal.SIGCONT)
-    assert [client.do("sync") for _ in range(2)] == ["CUDA_ERROR_MPS_CLIENT_TERMINATED"] * 2
-    assert client.do("newctx 0") == "CUDA_SUCCESS"
-    assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert [client.call("sync") for _ in range(2)] == ["CUDA_ERROR_MPS_CLIENT_TERMINATED"] * 2
+    assert client.call("newctx 0") == "CUDA_SUCCESS"
+    assert client.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     assert f"Volta MPS: status of client {{{client.pid}, 1}} is INACTIVE" in daemon.log("server.log")
 
 
@@ -124,14 +124,14 @@ def test_3_terminate_client_behind_what_is_stopped_is_answered_within_its_bound(
     client, neighbour = make_client().connect(), make_client().connect()
     (server,) = daemon.servers()
     victim = server if stopped == "server" else children_of(server)[0]
-    assert client.do("endless") == "CUDA_SUCCESS"
-    daemon.hear_out()
+    assert client.call("endless") == "CUDA_SUCCESS"
+    daemon.wait_for_server_messages()
     os.kill(victim, signal.SIGSTOP)
     began = time.monotonic()
-    with daemon.begin(f"terminate_client {server} {client.pid}") as operator:
+    with daemon.start_command(f"terminate_client {server} {client.pid}") as operator:
         # Others are answered.
-        assert daemon.say("get_server_list") == f"{server}\n"
-        assert str(client.pid) in daemon.say("ps").split()
+        assert daemon.run_command("get_server_list") == f"{server}\n"
+        assert str(client.pid) in daemon.run_command("ps").split()
         output, complaint = operator.communicate(timeout=SECONDS)
     took = time.monotonic() - began
     assert output == "702\n"
@@ -139,11 +139,13 @@ def test_3_terminate_client_behind_what_is_stopped_is_answered_within_its_bound(
     # Never earlier; how much later depends on the machine.
     assert bound - 1 < took < bound + 10
     os.kill(victim, signal.SIGCONT)
-    assert neighbour.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert neighbour.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     # The request may have been lost, so an operator repeats it until the contexts are terminated.
-    wait_until(lambda: daemon.say(f"terminate_client {server} {client.pid}") in ("0\n", "201\n"), "the termination")
-    assert client.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
-    assert daemon.say(f"terminate_client {server} {neighbour.pid}") == "0\n"
+    wait_until(
+        lambda: daemon.run_command(f"terminate_client {server} {client.pid}") in ("0\n", "201\n"), "the termination"
+    )
+    assert client.call("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert daemon.run_command(f"terminate_client {server} {neighbour.pid}") == "0\n"
     assert daemon.servers() == [server]
 
 
@@ -158,17 +160,17 @@ def test_3_a_daemon_is_replaced_by_one_that_resets_devices_under_its_clients(
     client = before.client().connect()
     try:
         (server,) = before.servers()
-        assert client.do("endless") == "CUDA_SUCCESS"
-        assert before.say(f"terminate_client {server} {client.pid}") == "702\n"
+        assert client.call("endless") == "CUDA_SUCCESS"
+        assert before.run_command(f"terminate_client {server} {client.pid}") == "702\n"
         after = make_daemon(**before.settings)
         assert after.start("-d", "--replace", "--terminate-by-reset").returncode == 0
         before.await_end()
         assert after.servers() == [server]
-        assert after.say(f"terminate_client {server} {client.pid}") == "0\n"
+        assert after.run_command(f"terminate_client {server} {client.pid}") == "0\n"
         client.end(signal.SIGKILL)
-        wait_until(lambda: after.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+        wait_until(lambda: after.run_command(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
         with after.client().process as process:
-            assert ClientProcess(process).connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            assert ClientProcess(process).connect().call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
             ClientProcess(process).end()
     finally:
         client.end(signal.SIGKILL)
@@ -181,20 +183,20 @@ def test_4_a_client_that_dies_frees_everything(
     daemon: DaemonProcess, make_client: Make, moment: str, number: int
 ) -> None:
     client, neighbour = make_client().connect(), make_client().connect()
-    before = neighbour.do("mem")
-    assert client.do(f"alloc {64 << 20}").startswith("CUDA_SUCCESS")
-    assert neighbour.do("mem") != before
+    before = neighbour.call("mem")
+    assert client.call(f"alloc {64 << 20}").startswith("CUDA_SUCCESS")
+    assert neighbour.call("mem") != before
     if moment == "copying":
-        client.begin(f"copyhalf {64 << 20}")
+        client.send(f"copyhalf {64 << 20}")
     elif moment == "launching":
-        client.begin("add")
+        client.send("add")
     elif moment == "computing":
-        assert client.do("endless") == "CUDA_SUCCESS"
+        assert client.call("endless") == "CUDA_SUCCESS"
     client.end(number)
     wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "the client's end")
-    assert str(client.pid) not in daemon.say("ps").split()
-    assert neighbour.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-    free, total = map(int, neighbour.do("mem").split())
+    assert str(client.pid) not in daemon.run_command("ps").split()
+    assert neighbour.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    free, total = map(int, neighbour.call("mem").split())
     # The neighbour alone is left: more is free than when both were there.
     assert free > int(before.split()[0])
     assert total == int(before.split()[1])
@@ -209,7 +211,7 @@ def test_4_a_client_that_dies_behind_a_stopped_executor_delays_no_other_user(
     waiting = make_client(10002)
     os.kill(executor, signal.SIGSTOP)
     client.end(signal.SIGKILL)
-    waiting.begin("init")
+    waiting.send("init")
     assert waiting.result() == "CUDA_SUCCESS"
     assert not alive(server)
     wait_until(lambda: not alive(executor), "the stopped executor's end")

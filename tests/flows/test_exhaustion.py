@@ -177,7 +177,7 @@ def test_a_server_that_dies_at_its_start_is_tried_again_and_the_client_served(
     interpreter.break_it(deaths=2)
     client = fragile.client()
     clients.append(client)
-    assert client.connect().do("add") == RIGHT
+    assert client.connect().call("add") == RIGHT
     assert interpreter.tries == 3
     reason = (
         "the MPS server of user 0 ended with status 3 before it was ready: the library libpossible.so is not there"
@@ -197,15 +197,15 @@ def test_a_server_that_always_dies_is_given_up_and_all_waiting_clients_get_the_r
     waiting = [fragile.client() for _ in range(3)]
     clients.extend(waiting)
     for client in waiting:
-        client.begin("init")
+        client.send("init")
     for client in waiting:
         assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-        assert "libpossible.so is not there; see server.log" in client.do("error")
+        assert "libpossible.so is not there; see server.log" in client.call("error")
     assert interpreter.tries % 4 == 0, "each client that comes too late for the last try has four of its own"
     assert any(line.startswith("Giving up after 4 attempts to start a server for user 0: ") for line in fragile.log())
-    assert fragile.say("get_server_list") == ""
+    assert fragile.run_command("get_server_list") == ""
     interpreter.mend()
-    assert waiting[0].connect().do("add") == RIGHT
+    assert waiting[0].connect().call("add") == RIGHT
 
 
 MOMENTS = {
@@ -228,7 +228,7 @@ def test_a_server_that_dies_later_is_tried_again_and_the_client_served(
     interpreter.break_later(moment, deaths=2)
     client = fragile.client()
     clients.append(client)
-    assert client.connect().do("add") == RIGHT
+    assert client.connect().call("add") == RIGHT
     assert interpreter.tries == 3
     died = f"the MPS server of user 0 ended with status 3 {MOMENTS[moment]}: the library libpossible.so has gone"
     assert pauses(fragile, died) == ["0.1 s", "0.5 s"]
@@ -244,28 +244,28 @@ def test_a_server_that_always_dies_later_is_given_up_and_all_waiting_clients_get
     *waiting, late = (fragile.client() for _ in range(4))
     clients.extend((*waiting, late))
     # All have begun to run: what follows is a matter of seconds.
-    assert [client.do("pid") for client in clients] == [str(client.pid) for client in clients]
+    assert [client.call("pid") for client in clients] == [str(client.pid) for client in clients]
     for client in waiting:
-        client.begin("init")
+        client.send("init")
     wait_until(lambda: interpreter.tries > 0, "the first try")
     # Operators are answered.
     assert fragile.run([], "ps").returncode == 0
     for client in waiting:
         assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-        assert f"{MOMENTS[moment]}: the library libpossible.so has gone; see server.log" in client.do("error")
+        assert f"{MOMENTS[moment]}: the library libpossible.so has gone; see server.log" in client.call("error")
     died = f"the MPS server of user 0 ended with status 3 {MOMENTS[moment]}: the library libpossible.so has gone"
     assert pauses(fragile, died)[:3] == ["0.1 s", "0.5 s", "2 s"]
     assert f"Giving up after 4 attempts to start a server for user 0: {died}" in fragile.log()
     if moment == "admission":
         # The clients came back to each new server, so this user gets no server and no client served for a while.
         assert interpreter.tries == 4
-        assert late.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-        assert "it was tried 4 times; try again in 5 s" in late.do("error")
+        assert late.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+        assert "it was tried 4 times; try again in 5 s" in late.call("error")
         assert any(line.startswith(f"Refusing client {late.pid} from user 0: ") for line in fragile.log())
         assert interpreter.tries == 4
     interpreter.mend()
-    wait_until(lambda: waiting[0].do("init") == "CUDA_SUCCESS", "the end of the pause")
-    assert waiting[0].connect().do("add") == RIGHT
+    wait_until(lambda: waiting[0].call("init") == "CUDA_SUCCESS", "the end of the pause")
+    assert waiting[0].connect().call("add") == RIGHT
 
 
 def test_a_quit_between_two_tries_refuses_the_client_and_ends(
@@ -274,12 +274,12 @@ def test_a_quit_between_two_tries_refuses_the_client_and_ends(
     interpreter.break_it()
     client = fragile.client()
     clients.append(client)
-    client.begin("init")
+    client.send("init")
     wait_until(lambda: any("trying again in 2 s" in line for line in fragile.log()), "the third death")
-    fragile.say("quit")
+    fragile.run_command("quit")
     assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
     # On a slow machine the last try may come before the quit; then the reason is the number of tries.
-    assert re.search("is quitting|tried 4 times", client.do("error"))
+    assert re.search("is quitting|tried 4 times", client.call("error"))
     assert not alive(fragile.pid)
 
 
@@ -293,14 +293,14 @@ def test_a_daemon_that_can_start_no_process_refuses_one_client(
     limit(own.pid, resource.RLIMIT_NPROC, 1)
     refused = own.client()
     clients.append(refused)
-    assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    assert PROCESSES in refused.do("error")
+    assert refused.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert PROCESSES in refused.call("error")
     assert any(
         line.startswith(f"Failed to start a server for user {OTHER}: ") and PROCESSES in line for line in own.log()
     )
-    assert own.say("get_server_list") == ""
+    assert own.run_command("get_server_list") == ""
     lift_limit(own.pid, resource.RLIMIT_NPROC)
-    assert refused.connect().do("add") == RIGHT, "the same process can try again"
+    assert refused.connect().call("add") == RIGHT, "the same process can try again"
 
 
 @pytest.mark.long(but=["memory"])
@@ -310,19 +310,19 @@ def test_a_server_that_can_start_no_process_fails_one_context(
 ) -> None:
     client = daemon.client(OTHER)
     clients.append(client)
-    assert client.do("init") == "CUDA_SUCCESS"
+    assert client.call("init") == "CUDA_SUCCESS"
     (server,) = daemon.servers()
     if which == resource.RLIMIT_NPROC:
         limit(server, which, 1)
     else:
         no_more_memory(server, 1 << 20)  # a thread's stack has 8 MiB
-    assert client.do("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
-    assert "the executor of device 0 could not be started" in client.do("error")
-    assert PROCESSES in client.do("error")
+    assert client.call("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
+    assert "the executor of device 0 could not be started" in client.call("error")
+    assert PROCESSES in client.call("error")
     wait_until(lambda: any(PROCESSES in line for line in daemon.log("server.log")), "a line in server.log")
     lift_limit(server, which)
-    assert client.do("ctx 0") == "CUDA_SUCCESS"
-    assert client.do("add") == RIGHT
+    assert client.call("ctx 0") == "CUDA_SUCCESS"
+    assert client.call("add") == RIGHT
     assert daemon.servers() == [server]
 
 
@@ -332,20 +332,20 @@ def test_an_executor_that_can_start_no_thread_fails_one_context(
 ) -> None:
     first, second = daemon.client(OTHER), daemon.client(OTHER)
     clients.extend((first, second))
-    assert first.connect().do("add") == RIGHT
+    assert first.connect().call("add") == RIGHT
     (server,) = daemon.servers()
     (executor,) = children_of(server)
     descriptors = len(os.listdir(f"/proc/{executor}/fd"))
     limit(executor, resource.RLIMIT_NPROC, 1)
-    assert second.do("init") == "CUDA_SUCCESS"
+    assert second.call("init") == "CUDA_SUCCESS"
     for _ in range(3):
-        assert second.do("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
-        assert PROCESSES in second.do("error")
+        assert second.call("ctx 0") == "CUDA_ERROR_OPERATING_SYSTEM"
+        assert PROCESSES in second.call("error")
     wait_until(lambda: len(os.listdir(f"/proc/{executor}/fd")) == descriptors, "the end of what it had opened")
-    assert first.do("add") == RIGHT
+    assert first.call("add") == RIGHT
     lift_limit(executor, resource.RLIMIT_NPROC)
-    assert second.do("ctx 0") == "CUDA_SUCCESS"
-    assert second.do("add") == RIGHT
+    assert second.call("ctx 0") == "CUDA_SUCCESS"
+    assert second.call("add") == RIGHT
     assert children_of(server) == [executor]
 
 
@@ -366,21 +366,21 @@ def test_an_executor_without_memory_for_another_client_fails_one_context(
 ) -> None:
     first, second = daemon.client(), daemon.client()
     clients.extend((first, second))
-    assert first.connect().do("add") == RIGHT
+    assert first.connect().call("add") == RIGHT
     (server,) = daemon.servers()
     (executor,) = children_of(server)
     if which == resource.RLIMIT_AS:
         no_more_memory(executor, 64 << 20)
     else:
         limit(executor, which, 1 << 20)
-    assert second.do("init") == "CUDA_SUCCESS"
-    assert second.do("ctx 0") == code
-    assert reason in second.do("error")
-    assert first.do("add") == RIGHT
+    assert second.call("init") == "CUDA_SUCCESS"
+    assert second.call("ctx 0") == code
+    assert reason in second.call("error")
+    assert first.call("add") == RIGHT
     wait_until(lambda: any(reason in line for line in daemon.log("server.log")), "a line in server.log")
     lift_limit(executor, which)
-    assert second.do("ctx 0") == "CUDA_SUCCESS"
-    assert second.do("add") == RIGHT
+    assert second.call("ctx 0") == "CUDA_SUCCESS"
+    assert second.call("add") == RIGHT
     assert children_of(server) == [executor]
 
 
@@ -396,23 +396,23 @@ def test_a_full_log_disk_costs_lines_and_reports_how_many(
     daemon.command = PYMPSD
     client = daemon.client()
     clients.append(client)
-    assert client.connect().do("add") == RIGHT
+    assert client.connect().call("add") == RIGHT
     ballast = disk.fill()
     log = disk.seen / "control.log"
 
     def full() -> bool:
         # What is left of a page is still to be had.
         before = log.stat().st_size
-        daemon.say("get_server_list\n" * 8)
+        daemon.run_command("get_server_list\n" * 8)
         return log.stat().st_size == before
 
     wait_until(full, "no more room for a line")
-    daemon.say("get_server_list\n" * 10)
-    assert client.do("add") == RIGHT
+    daemon.run_command("get_server_list\n" * 10)
+    assert client.call("add") == RIGHT
     (server,) = daemon.servers()
-    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
+    assert daemon.run_command(f"get_server_status {server}") == "ACTIVE\n"
     ballast.unlink()
-    daemon.say("ps")
+    daemon.run_command("ps")
     lines = log.read_text().splitlines()
     (lost,) = [line for line in lines if line.endswith(f" log lines: {NO_SPACE}")]
     assert re.fullmatch(r"\[\S+ \S+ Control +\d+\] Could not write (\d+) .*", lost), "it stands on a line of its own"
@@ -463,11 +463,11 @@ def test_a_pipe_directory_that_fills_up_costs_only_what_a_next_daemon_would_know
     client = through.client()
     clients.append(client)
     try:
-        assert client.connect().do("add") == RIGHT
+        assert client.connect().call("add") == RIGHT
         assert any(f"Cannot write the state file ({NO_SPACE})" in line for line in daemon.log())
         assert not _read_kept(disk)["servers"]
         ballast.unlink()
-        through.say("set_default_active_thread_percentage 50")
+        through.run_command("set_default_active_thread_percentage 50")
         assert _read_kept(disk)["servers"], "kept as soon as there is room"
     finally:
         os.kill(daemon.pid, signal.SIGTERM)
@@ -483,4 +483,4 @@ def test_a_full_dev_shm_does_no_harm(clients: list[ClientProcess], make_daemon: 
     disk.fill()
     client = daemon.client()
     clients.append(client)
-    assert client.connect().do("add") == RIGHT
+    assert client.connect().call("add") == RIGHT

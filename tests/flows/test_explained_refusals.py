@@ -76,7 +76,7 @@ def test_the_reason_of_children_that_have_ended_is_printed_once(daemon: DaemonPr
 
 def test_a_user_sees_only_what_concerns_it(daemon: DaemonProcess, quitting: str) -> None:
     run(daemon, *CLIENT)
-    (refusal,) = json.loads(daemon.say("get_refusal_list --json"))
+    (refusal,) = json.loads(daemon.run_command("get_refusal_list --json"))
     assert (refusal["uid"], refusal["call"], refusal["result"], refusal["reason"]) == (0, "cuInit", FAILED, quitting)
     assert daemon.run(["get_refusal_list"], uid=USER).stdout == ""
 
@@ -85,7 +85,7 @@ def test_a_full_device_is_the_reason_of_a_refused_context(daemon: DaemonProcess)
     with DriverClient.start(daemon.directory / "pipe") as first:
         first.connect()
         for _ in range(MAX_CONTEXTS - 1):
-            assert first.ask("ctx 0") == "ctx CUDA_SUCCESS"
+            assert first.call("ctx 0") == "ctx CUDA_SUCCESS"
         done = run(daemon, *CLIENT, lines="init\nctx 0\n", **EXPLAINED)
     reason = "no more clients fit until contexts of others end"
     assert done.stdout == f"init CUDA_SUCCESS\nctx {FULL}\n"

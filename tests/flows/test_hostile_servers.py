@@ -54,10 +54,10 @@ def test_a_server_that_was_killed_has_ended_whoever_has_its_link(
     if is_taken_over:
         daemon.kill()
         assert daemon.start().returncode == 0
-        wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "its return")
+        wait_until(lambda: daemon.run_command(f"get_server_status {server}") == "ACTIVE\n", "its return")
     with taken_link(server):
         os.kill(server, signal.SIGKILL)
-        assert make_client(B).do("init") == "CUDA_SUCCESS"
+        assert make_client(B).call("init") == "CUDA_SUCCESS"
         assert not alive(server)
         assert f"Server {server} exited with status -9" in daemon.log() or is_taken_over
         client.end(signal.SIGKILL)

@@ -59,8 +59,8 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def ask(daemon: DaemonProcess, uid: int, line: str) -> str:
-    """Return what a user's command prints."""
+def run_command(daemon: DaemonProcess, uid: int, line: str) -> str:
+    """Run a command as a user; return its standard output."""
     done = daemon.run([], f"{line}\n", uid=uid)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -68,7 +68,7 @@ def ask(daemon: DaemonProcess, uid: int, line: str) -> str:
 
 def count_used(daemon: DaemonProcess, name: str) -> int:
     """Return what the hostile user has of a resource."""
-    rows = ask(daemon, 0, f"share list --uid={HOSTILE} --format=csv,noheader").splitlines()
+    rows = run_command(daemon, 0, f"share list --uid={HOSTILE} --format=csv,noheader").splitlines()
     return next(int(row.split(",")[3]) for row in rows if row.split(",")[1].strip() == name)
 
 
@@ -88,7 +88,7 @@ def test_a_thousand_connections_cost_no_more_than_is_documented(
         if kind in ("half_frames", "unread"):
             wait_until(list_closed, "the end of a connection over the share")
         assert count_used(daemon, "buffers") <= BUFFERS.share
-        assert ask(daemon, HONEST, "ps") == "Server not found\n"
+        assert run_command(daemon, HONEST, "ps") == "Server not found\n"
         client = make_client(HONEST).connect()
         client.end()
         assert descriptors(daemon.pid) <= opened + 2 * CONNECTIONS + 100
@@ -104,12 +104,12 @@ def test_users_together_leave_buffers_for_another_and_for_root(daemon: DaemonPro
     control = str(daemon.directory / "pipe" / "control")
     with hostile(daemon, "half_frames", count=40), hostile(daemon, "unread", count=400, uid=HONEST + 1):
         for uid in (HONEST, 0):
-            assert ask(daemon, uid, "ps") == "Server not found\n"
+            assert run_command(daemon, uid, "ps") == "Server not found\n"
             # A line of 100 kB has to be kept until it is complete.
             long_line = daemon.run([], "x" * 100_000 + "\n", uid=uid)
             assert "Unknown command" in long_line.stdout
         with Operator.at(control) as operator:
-            assert operator.ask("get_server_list") == ""
+            assert operator.run_command("get_server_list") == ""
 
 
 def test_a_share_is_set_by_an_option(make_daemon: Callable[..., DaemonProcess]) -> None:
@@ -118,7 +118,7 @@ def test_a_share_is_set_by_an_option(make_daemon: Callable[..., DaemonProcess]) 
     with hostile(daemon, "half_frames", "idle", count=200):
         assert count_used(daemon, "buffers") <= 4 * MIB
         assert count_used(daemon, "connections") <= 100
-        assert ask(daemon, HONEST, "ps") == "Server not found\n"
+        assert run_command(daemon, HONEST, "ps") == "Server not found\n"
 
 
 @pytest.mark.long
@@ -130,6 +130,6 @@ def test_a_hostile_user_of_named_servers_leaves_others_served(make_daemon: Calla
         wait_until(lambda: count_used(daemon, "servers") > 0, "the hostile user's first server")
         control = str(daemon.directory / "pipe" / "control")
         with Operator.at(control) as operator:
-            assert operator.ask("server create mine") == ""
-        assert "mine" in ask(daemon, HONEST, "server list")
+            assert operator.run_command("server create mine") == ""
+        assert "mine" in run_command(daemon, HONEST, "server list")
         assert descriptors(daemon.pid) <= opened + 2 * 200 + count_used(daemon, "descriptors") + 100

@@ -32,7 +32,7 @@ def test_a_hung_server_is_killed_its_client_gets_the_reason_and_the_next_server_
     try:
         # Any user may keep the folder locked for a while: the server waits for it before it is ready.
         fcntl.flock(held, fcntl.LOCK_EX)
-        client.begin("init")
+        client.send("init")
         wait_until(
             lambda: any("Initializing server process" in line for line in daemon.log("server.log")), "a server"
         )
@@ -42,15 +42,15 @@ def test_a_hung_server_is_killed_its_client_gets_the_reason_and_the_next_server_
     finally:
         os.close(held)
     try:
-        assert daemon.say(f"get_server_status {hung}") == "INITIALIZING\n"
+        assert daemon.run_command(f"get_server_status {hung}") == "INITIALIZING\n"
         assert not client.has_result()
         watched = os.pidfd_open(hung)
         assert select.select([watched], [], [], 2 * START_SECONDS)[0], "the server is still there"
         os.close(watched)
         assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-        assert "it was not ready within 60 s" in client.do("error")
+        assert "it was not ready within 60 s" in client.call("error")
         for _ in range(2):  # the client that waited, and a new one
-            assert client.connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            assert client.connect().call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
             client.end()
             client = daemon.client()
     finally:

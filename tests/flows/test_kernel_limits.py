@@ -94,7 +94,7 @@ def limits(daemon: DaemonProcess, client: ClientProcess) -> tuple[int | None, in
 
 def total(client: ClientProcess) -> int:
     """Return the total that cuMemGetInfo shows, in GiB."""
-    return int(client.do("mem").split()[1]) >> 10
+    return int(client.call("mem").split()[1]) >> 10
 
 
 @pytest.mark.long
@@ -108,13 +108,13 @@ def test_the_kernels_limits_hold(
     first = join("one")
     assert total(first) == 2
     assert limits(daemon, first) == (GIB, 2 * GIB), "nobody guarantees it more than its parent has"
-    assert first.do(f"alloc {GIB}").split()[0] == "CUDA_SUCCESS"
-    assert first.do(f"alloc {GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert f"the clients of cgroup {cgroups.path}/one have" in first.do("error")
+    assert first.call(f"alloc {GIB}").split()[0] == "CUDA_SUCCESS"
+    assert first.call(f"alloc {GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert f"the clients of cgroup {cgroups.path}/one have" in first.call("error")
     second = join("other")
     assert (total(second), limits(daemon, second)) == (8, (GIB, 8 * GIB)), "its parent's"
-    assert second.do(f"alloc {7 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY", "one holds some of it"
-    assert first.do("ctx 1") == "CUDA_SUCCESS"
+    assert second.call(f"alloc {7 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY", "one holds some of it"
+    assert first.call("ctx 1") == "CUDA_SUCCESS"
     assert total(first) > 100, "the second device has no limit"
     assert ctl(daemon, "memacct list --format=csv,noheader") == ""
     daemon.kill()
@@ -151,19 +151,19 @@ def test_what_is_held_in_another_server_counts_over_a_restart_too(
     for name in "ab":
         ctl(daemon, f"server create {name}")
     first, second = join("one", "a"), join("one", "b")
-    assert first.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
+    assert first.call(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
 
     def free() -> int:
-        return int(second.do("mem").split()[0]) >> 10
+        return int(second.call("mem").split()[0]) >> 10
 
     wait_until(lambda: free() < 10, "the memory of the other server")
     daemon.kill()
     start(daemon)
-    assert first.do(f"alloc {5 * GIB}").split()[0] == "CUDA_SUCCESS"
+    assert first.call(f"alloc {5 * GIB}").split()[0] == "CUDA_SUCCESS"
     wait_until(lambda: free() < 5, "what it has taken since")
     first.end(signal.SIGKILL)
     wait_until(lambda: free() >= 28, "the memory that is free again")
-    assert second.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
+    assert second.call(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
 
 
 def test_without_the_controller_nothing_is_read(

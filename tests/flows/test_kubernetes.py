@@ -44,17 +44,19 @@ def test_the_device_plugin_s_manager(make_daemon: Callable[..., DaemonProcess], 
         set_mode("EXCLUSIVE_PROCESS")
         assert daemon.start().returncode == 0
         # Without an end of line, as it writes them.
-        assert daemon.say(f"set_default_device_pinned_mem_limit 0 {SHARE}M") == ""
-        assert daemon.say(f"set_default_active_thread_percentage {100 // REPLICAS}") == "25.0\n"
+        assert daemon.run_command(f"set_default_device_pinned_mem_limit 0 {SHARE}M") == ""
+        assert daemon.run_command(f"set_default_active_thread_percentage {100 // REPLICAS}") == "25.0\n"
         log = str(daemon.directory / "log" / "control.log")
         with kill_after(subprocess.Popen(["tail", "-n", "+1", "-f", log], stdout=subprocess.PIPE)) as tail:
-            assert daemon.say("get_default_active_thread_percentage") == "25.0\n", "so it asks whether it lives"
+            assert daemon.run_command("get_default_active_thread_percentage") == "25.0\n", (
+                "so it asks whether it lives"
+            )
             client = daemon.client().connect()
-            assert int(client.do("mem").split()[1]) == SHARE
+            assert int(client.call("mem").split()[1]) == SHARE
             client.end()
             assert tail.stdout is not None
             assert any(b"NEW CLIENT" in line for line in iter(tail.stdout.readline, b""))
-        assert daemon.say("quit") == ""
+        assert daemon.run_command("quit") == ""
         daemon.await_end()
         set_mode("DEFAULT")
 
@@ -74,11 +76,11 @@ def test_the_dra_driver_s_script(make_daemon: Callable[..., DaemonProcess], name
     shell = subprocess.Popen(["sh", "-c", script], env=environment, stdout=subprocess.DEVNULL)
     with kill_after(shell):
         wait_until(started.exists, "the end of the script")
-        daemon.found(int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text()))
+        daemon.attach(int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text()))
         client = daemon.client(CUDA_VISIBLE_DEVICES=DEVICE.uuid).connect()
-        assert int(client.do("mem").split()[1]) == SHARE
+        assert int(client.call("mem").split()[1]) == SHARE
         client.end()
-        assert daemon.say("quit") == ""
+        assert daemon.run_command("quit") == ""
 
 
 def test_the_pre_stop_command_of_the_sample_drains(daemon: DaemonProcess) -> None:

@@ -39,7 +39,7 @@ def test_a_daemon_leaves_its_successors_files_alone(
 ) -> None:
     pipe = daemon.directory / "pipe"
     make_client().connect()  # whose server's end the first daemon would note in the state file
-    daemon.hear_out()  # at each event it makes the state file again, in a directory that is being removed too
+    daemon.wait_for_server_messages()  # at each event the daemon writes the state file again
     if removed == "the directory":
         pipe.rename(pipe.with_name("removed"))  # immediately: it writes what NVML reports every second
         pipe.mkdir()
@@ -55,7 +55,7 @@ def test_a_daemon_leaves_its_successors_files_alone(
     second.kill()
     third = start_one(make_daemon)
     assert third.servers() == [server]
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
 
 
 def test_a_daemon_whose_lock_is_gone_keeps_its_servers(
@@ -70,7 +70,7 @@ def test_a_daemon_whose_lock_is_gone_keeps_its_servers(
     kept = daemon.directory / "pipe" / files.STATE
     reason = f"the daemon that wrote it, process {daemon.pid}, still runs: its lock was removed"
     assert second.log().count(f"Ignoring {kept}: {reason}") == 1
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
     client.end()
     end_daemon(daemon, signal.SIGTERM)
     assert not alive(server)
@@ -85,19 +85,19 @@ def test_a_state_file_that_is_gone_comes_back(
     (server,) = daemon.servers()
     (daemon.directory / "pipe" / files.STATE).unlink()
     if event == "a command":
-        daemon.say("ps")
+        daemon.run_command("ps")
     else:
         make_client().connect()
     daemon.kill()
     second = start_one(make_daemon)
     assert second.servers() == [server]
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
 
 
 def test_a_daemon_that_is_stopped_gets_no_request_to_hand_over(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
-    daemon.hear_out()
-    before = daemon.say("ps")
+    daemon.wait_for_server_messages()
+    before = daemon.run_command("ps")
     suspend(daemon.pid)
     try:
         done = daemon.run(["-d", "--replace"])
@@ -105,8 +105,8 @@ def test_a_daemon_that_is_stopped_gets_no_request_to_hand_over(daemon: DaemonPro
         assert f"process {daemon.pid}, is stopped: continue it (kill -CONT {daemon.pid})" in done.stderr
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
-    assert daemon.say("ps") == before
-    assert client.do("add") == RIGHT
+    assert daemon.run_command("ps") == before
+    assert client.call("add") == RIGHT
 
 
 def test_damaged_numbers_do_not_keep_a_daemon_from_running(daemon: DaemonProcess, make_daemon: MakeDaemon) -> None:

@@ -29,7 +29,7 @@ def sms_at(daemon: DaemonProcess, place: str, **more: str) -> str:
     """Return how many SMs a client of a directory has."""
     with clients_of(daemon) as make:
         client: ClientProcess = make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, place)), **more)
-        return client.connect().do("sm")
+        return client.connect().call("sm")
 
 
 @pytest.mark.long(but=["a/hi-lost0"])
@@ -118,7 +118,7 @@ def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProce
     assert "none of its devices exists any more" in ctl(daemon, "server list b --format=json")
     with clients_of(daemon) as make:
         client = make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, "b")), PYMPSD_REQUIRE_MPS="", **seen)
-        assert client.do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+        assert client.call("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
     ctl(daemon, "server delete b")
     daemon.kill()
     del daemon.settings["CUDA_VISIBLE_DEVICES"]
@@ -139,10 +139,10 @@ def test_a_client_of_a_dead_daemons_namespace_gets_an_explanation(daemon: Daemon
 
         for place in ("a", "a/hi"):
             client = at(place)
-            assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-            output = client.do("error")
+            assert client.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+            output = client.call("error")
             assert output.startswith(f"no MPS control daemon at {pipe(daemon, place)}/control (Connection refused); ")
-        assert [client.do("init") for client in (at("a/hi", "0"), at(""))] == ["CUDA_SUCCESS"] * 2
+        assert [client.call("init") for client in (at("a/hi", "0"), at(""))] == ["CUDA_SUCCESS"] * 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="nothing is hidden from root, and others cannot be other users")
@@ -151,8 +151,8 @@ def test_a_client_that_may_not_see_its_directory_gets_an_explanation(daemon: Dae
     at = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe(daemon, "a/hi")), "PYMPSD_REQUIRE_MPS": ""}
     with clients_of(daemon) as make:
         client = make(USER, **at)
-        assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-        assert "Permission denied" in client.do("error")
+        assert client.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+        assert "Permission denied" in client.call("error")
 
 
 @pytest.mark.long
@@ -166,7 +166,7 @@ def test_a_server_whose_sockets_cannot_be_its_new_users_stays_its_users(daemon: 
     assert ctl(daemon, "server get b uid") == str(USER)
     wait_until(lambda: ctl(daemon, "server get b status") == "Ready", "its new process")
     with clients_of(daemon) as make:
-        assert make(USER, CUDA_MPS_PIPE_DIRECTORY=str(notes.parent)).connect().do("sync") == "CUDA_SUCCESS"
+        assert make(USER, CUDA_MPS_PIPE_DIRECTORY=str(notes.parent)).connect().call("sync") == "CUDA_SUCCESS"
     notes.unlink()
     wait_until(lambda: not ctl(daemon, "client list --format=csv,noheader"), "the client's end")
     ctl(daemon, f"server set b --uid={OTHER}")

@@ -39,7 +39,7 @@ def one_session(daemon: DaemonProcess) -> int:
     finally:
         client.end()
     (server,) = daemon.servers()
-    wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the client's end")
+    wait_until(lambda: daemon.run_command(f"get_client_list {server}") == "", "the client's end")
     return server
 
 
@@ -52,14 +52,14 @@ def test_sighup_reopens_logs_that_were_moved(daemon: DaemonProcess, name: str) -
     log = daemon.directory / "log" / name
     moved = log.with_suffix(".1")
     log.rename(moved)
-    daemon.say("frobnicate")
+    daemon.run_command("frobnicate")
     assert not log.exists(), "until it is notified the daemon writes to the file it has"
     os.kill(daemon.pid, signal.SIGHUP)
     wait_until(log.exists, "the new file")
     one_session(daemon)
     wait_until(lambda: log.stat().st_size > 0, "lines in the new file")
     before = moved.stat().st_size
-    daemon.say("quit")
+    daemon.run_command("quit")
     assert moved.stat().st_size == before
     assert log.stat().st_mode & 0o777 == 0o644
 
@@ -69,7 +69,7 @@ def test_sighup_keeps_files_that_are_where_they_were(daemon: DaemonProcess) -> N
     before = [log.stat().st_ino for log in logs]
     text = logs[0].read_bytes()
     os.kill(daemon.pid, signal.SIGHUP)
-    daemon.say("get_server_list")
+    daemon.run_command("get_server_list")
     assert [log.stat().st_ino for log in logs] == before
     assert logs[0].read_bytes().startswith(text)
 
@@ -78,7 +78,7 @@ def test_sighup_without_the_directory_keeps_the_old_files(daemon: DaemonProcess)
     log = daemon.directory / "log"
     log.rename(daemon.directory / "elsewhere")
     os.kill(daemon.pid, signal.SIGHUP)
-    daemon.say("frobnicate")
+    daemon.run_command("frobnicate")
     text = (daemon.directory / "elsewhere" / "control.log").read_text()
     assert "Cmd:frobnicate" in text
     log.mkdir()
@@ -136,7 +136,7 @@ def test_the_log_has_the_chosen_dialect(make_daemon: MakeDaemon, dialect: str, b
     daemon = make_daemon(**({} if options else {"PYMPSD_LOG_DIALECT": dialect}))
     start_as(daemon, *options)
     server = one_session(daemon)
-    daemon.say("quit")
+    daemon.run_command("quit")
     control, served = (
         (daemon.directory / "log" / name).read_text().splitlines() for name in ("control.log", "server.log")
     )
@@ -178,7 +178,7 @@ def test_a_signal_ends_a_daemon_with_busy_clients_within_a_bound(
 ) -> None:
     clients = [make_client().connect() for _ in range(2)]
     for client in clients:
-        client.do("endless")
+        client.call("endless")
     (server,) = daemon.servers()
     unit = [daemon.pid, server, *children_of(server)]
     began = time.monotonic()
@@ -187,12 +187,12 @@ def test_a_signal_ends_a_daemon_with_busy_clients_within_a_bound(
     assert time.monotonic() - began < 10, "supervisors wait at least so long"
     assert daemon.log()[-1] == "Exit with status 0"
     assert not (daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").exists()
-    assert [client.do("sync") for client in clients] == ["CUDA_ERROR_MPS_RPC_FAILURE"] * 2
+    assert [client.call("sync") for client in clients] == ["CUDA_ERROR_MPS_RPC_FAILURE"] * 2
 
 
 @pytest.mark.long
 def test_repeated_signals_end_a_daemon_like_one(daemon: DaemonProcess, make_client: MakeClient) -> None:
-    make_client().connect().do("endless")
+    make_client().connect().call("endless")
     for _ in range(5):
         os.kill(daemon.pid, signal.SIGTERM)
     wait_until(lambda: not alive(daemon.pid), "the end of the daemon")
@@ -209,7 +209,7 @@ def test_foreground_exits_0_by_a_signal_with_a_busy_client(directory: Path) -> N
         wait_until(lambda: daemon.run([], "ps").returncode == 0, "the daemon")
         client = daemon.client()
         try:
-            client.connect().do("endless")
+            client.connect().call("endless")
             process.terminate()
             printed = process.communicate(timeout=SECONDS)[0]
         finally:
@@ -242,7 +242,7 @@ def test_with_somebodys_file_no_daemon_is_replaced(daemon: DaemonProcess) -> Non
     path = daemon.directory / "pipe" / "pympsd.control"
     path.write_text("somebody's")
     assert f"{path} is a regular file, not a daemon's socket" in daemon.run(["-d", "--replace"]).stderr
-    assert daemon.say("get_server_list") == "", "the daemon runs"
+    assert daemon.run_command("get_server_list") == "", "the daemon runs"
     path.unlink()
 
 
@@ -297,7 +297,7 @@ def test_a_ui_in_other_namespaces_is_answered(daemon: DaemonProcess) -> None:
 
 
 def test_a_quit_from_other_namespaces(daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0")
+    daemon.run_command("start_server -uid 0")
     done = elsewhere(daemon, "quit")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     wait_until(lambda: not alive(daemon.pid), "the end of the daemon")
@@ -321,7 +321,7 @@ def test_as_pid_1_the_daemon_reaps_processes_whose_parents_have_ended(directory:
         wait_until(lambda: daemon.run([], "ps").returncode == 0, "the daemon")
         (pid_1,) = children_of(process.pid)
         wait_until(lambda: len(children_of(pid_1)) == 1, "the end of all children but the keeper")
-        daemon.say("quit")
+        daemon.run_command("quit")
         assert process.wait(SECONDS) == 0
 
 
@@ -335,5 +335,5 @@ def test_foreground_with_stdin_at_its_end_stays(directory: Path) -> None:
         os.close(reader)
         wait_until(lambda: daemon.run([], "ps").returncode == 0, "the daemon")
         assert process.poll() is None
-        daemon.say("quit")
+        daemon.run_command("quit")
         assert process.wait(SECONDS) == 0

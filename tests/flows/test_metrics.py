@@ -253,7 +253,7 @@ def test_a_scraper_is_answered(
     serving: DaemonProcess, address: str, make_client: Callable[..., ClientProcess]
 ) -> None:
     client = make_client().connect()
-    assert client.do(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
+    assert client.call(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
 
     def memory() -> float:
         head, body = scrape(address)
@@ -261,14 +261,14 @@ def test_a_scraper_is_answered(
         return sum(value for _, value in samples(body)["pympsd_client_memory_bytes"])
 
     wait_until(lambda: memory() >= 64 * MIB, "the memory")
-    assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert client.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
     def total(name: str) -> float:
         return sum(value for _, value in samples(scrape(address)[1])[f"pympsd_{name}"])
 
     wait_until(lambda: total("server_launches") >= 1, "the launches")
     (server,) = serving.servers()
-    assert serving.say(f"terminate_client {server} {client.pid}") == "0\n"
+    assert serving.run_command(f"terminate_client {server} {client.pid}") == "0\n"
     wait_until(lambda: total("terminated_clients") == 1, "the text after it")
     assert [total(name) for name in ("server_starts", "faults", "refused_clients")] == [1, 0, 0]
     assert scrape(address, "HEAD / HTTP/1.0\r\n\r\n")[1] == ""
@@ -284,7 +284,7 @@ def test_silent_scrapers_hurt_nobody(serving: DaemonProcess, address: str) -> No
         for entry in silent[:-2]:
             with suppress(OSError):  # closed already
                 entry.send(b"GET ")
-        assert serving.say("get_default_active_thread_percentage") == "100.0\n"
+        assert serving.run_command("get_default_active_thread_percentage") == "100.0\n"
         began = time.monotonic()
         assert samples(scrape(address)[1])
         assert time.monotonic() - began < 8 * REQUEST_SECONDS, "it does not wait for the end of the others"
@@ -357,7 +357,7 @@ def test_the_next_daemon_takes_the_address_and_the_last_one_removes_it(serving: 
     done = serving.start("-d", "--replace", "--metrics", address)
     assert (done.returncode, done.stderr) == (0, "")
     assert samples(scrape(address)[1])
-    serving.say("quit")
+    serving.run_command("quit")
     serving.await_end()
     assert not Path(address).exists()
 
@@ -375,7 +375,7 @@ def test_a_port_of_the_loopback(make_daemon: Callable[..., DaemonProcess]) -> No
         assert daemon.start().returncode == 0
         done = daemon.start("-d", "--replace", "--metrics", f"127.0.0.1:{port}")
         assert (done.returncode, done.stderr) == (0, f"{text}; the daemon starts without metrics\n")
-        daemon.say("quit")
+        daemon.run_command("quit")
         daemon.await_end()
     assert daemon.start("-d", "--metrics", port).returncode == 0
     assert samples(scrape(port)[1])

@@ -35,17 +35,17 @@ def test_clients_of_all_users_compute_concurrently_on_one_server_of_root(
     daemon: DaemonProcess, clients: list[ClientProcess]
 ) -> None:
     for client in clients:
-        client.begin("init")
+        client.send("init")
     assert [client.result() for client in clients] == ["CUDA_SUCCESS"] * 3
     for client in clients:
-        assert client.do("ctx 0") == "CUDA_SUCCESS"
-        client.begin("add")
+        assert client.call("ctx 0") == "CUDA_SUCCESS"
+        client.send("add")
     assert [client.result() for client in clients] == [RIGHT] * 3
     (server,) = daemon.servers()
     assert os.stat(f"/proc/{server}").st_uid == 0
     assert sorted(children_of(daemon.pid)) == sorted([server, daemon.keeper()])
-    daemon.hear_out()
-    rows = sorted((row.split()[:3] for row in daemon.say("ps").splitlines()[1:]), key=lambda row: row[1])
+    daemon.wait_for_server_messages()
+    rows = sorted((row.split()[:3] for row in daemon.run_command("ps").splitlines()[1:]), key=lambda row: row[1])
     assert rows == [[str(client.pid), str(number), str(server)] for number, client in enumerate(clients, 1)]
 
 
@@ -53,7 +53,7 @@ def test_clients_of_all_users_compute_concurrently_on_one_server_of_root(
 def test_a_server_for_another_user_is_the_one_there_is(daemon: DaemonProcess, clients: list[ClientProcess]) -> None:
     clients[1].connect()
     (server,) = daemon.servers()
-    assert daemon.say(f"start_server -uid {OTHER}") == ""
+    assert daemon.run_command(f"start_server -uid {OTHER}") == ""
     assert daemon.servers() == [server]
 
 
@@ -65,11 +65,11 @@ def test_the_control_log_is_as_recorded(daemon: DaemonProcess, clients: list[Cli
         requested = f"NEW CLIENT {client.pid} "
         wait_until(lambda requested=requested: sum(requested in line for line in daemon.log()) == 2, "both its lines")
     (server,) = daemon.servers()
-    daemon.say("start_server -uid 1000")
+    daemon.run_command("start_server -uid 1000")
     for client in clients:
         client.end()
-    wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the end of all")
-    assert daemon.say("quit") == ""
+    wait_until(lambda: daemon.run_command(f"get_client_list {server}") == "", "the end of all")
+    assert daemon.run_command("quit") == ""
     assert not alive(daemon.pid)
     first, *others = (client.pid for client in clients)
     beginnings = ("NEW CLIENT", "NEW SERVER", "Starting new", "Try ", "Server", "Exit", "Client", "User", "Cmd:start")
@@ -108,7 +108,7 @@ def of_user(sharing: DaemonProcess) -> Iterator[OfUser]:
 
 def _executors(daemon: DaemonProcess, server: int) -> dict[int, list[int]]:
     """Return the PIDs of each user's executors that are there, as server.log says; root's are those of no other."""
-    daemon.hear_out()
+    daemon.wait_for_server_messages()
     executors: dict[int, list[int]] = {0: children_of(server)}
     for text in daemon.log("server.log"):
         if text.startswith("Executor ") and " serves user " in text:
@@ -123,16 +123,16 @@ def _executors(daemon: DaemonProcess, server: int) -> dict[int, list[int]]:
 def test_each_user_has_an_executor_of_his_own_on_each_device(sharing: DaemonProcess, of_user: OfUser) -> None:
     users = [of_user(uid).connect() for uid in UIDS]
     same = of_user(OTHER).connect()
-    assert same.do("newctx 1") == "CUDA_SUCCESS"
+    assert same.call("newctx 1") == "CUDA_SUCCESS"
     (server,) = sharing.servers()
     executors = _executors(sharing, server)
     assert {uid: len(pids) for uid, pids in executors.items()} == {0: 1, NOBODY: 1, OTHER: 2}
     for client in (*users, same):
-        client.begin("add")
+        client.send("add")
     assert [client.result() for client in (*users, same)] == [RIGHT] * 4
-    addresses = {client.do("alloc 4096") for client in users}
+    addresses = {client.call("alloc 4096") for client in users}
     assert len(addresses) == 1, "each user has the device's addresses for himself"
-    assert len({client.do("alloc 4096") for client in (users[2], of_user(OTHER).connect())}) == 2
+    assert len({client.call("alloc 4096") for client in (users[2], of_user(OTHER).connect())}) == 2
 
 
 @pytest.mark.long
@@ -140,21 +140,21 @@ def test_a_fault_of_one_user_costs_no_other(sharing: DaemonProcess, of_user: OfU
     culprit, neighbour, other = of_user(NOBODY).connect(), of_user(NOBODY).connect(), of_user(OTHER).connect()
     (server,) = sharing.servers()
     before = _executors(sharing, server)
-    culprit.do("illegal")
-    assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    wait_until(lambda: sharing.say(f"get_server_status {server}") == "FAULT\n", "the fault")
+    culprit.call("illegal")
+    assert culprit.call("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    wait_until(lambda: sharing.run_command(f"get_server_status {server}") == "FAULT\n", "the fault")
     assert neighbour.first_error() == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    assert other.do("add") == RIGHT
-    assert other.do("newctx 0") == "CUDA_SUCCESS"
-    assert of_user(NOBODY).do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
-    assert of_user(OTHER).connect().do("add") == RIGHT
+    assert other.call("add") == RIGHT
+    assert other.call("newctx 0") == "CUDA_SUCCESS"
+    assert of_user(NOBODY).call("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    assert of_user(OTHER).connect().call("add") == RIGHT
     for client in (culprit, neighbour):
         client.end()
-    wait_until(lambda: sharing.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+    wait_until(lambda: sharing.run_command(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
     after = _executors(sharing, server)
     assert (after[OTHER] == before[OTHER], after[NOBODY] == before[NOBODY]) == (True, False)
-    assert of_user(NOBODY).connect().do("add") == RIGHT
-    assert other.do("add") == RIGHT
+    assert of_user(NOBODY).connect().call("add") == RIGHT
+    assert other.call("add") == RIGHT
 
 
 @pytest.mark.long
@@ -168,12 +168,12 @@ def test_a_user_that_has_gone_makes_room_for_the_next(sharing: DaemonProcess, of
         assert _executors(sharing, server) == before, "the user came again, and no other had wanted the room"
         goes.end()
         wait_until(lambda pid=goes.pid: f"Client {pid} disconnected" in sharing.log("server.log"), "its end")
-    assert of_user(0).connect().do("add") == RIGHT
+    assert of_user(0).connect().call("add") == RIGHT
     after = _executors(sharing, server)
     assert (len(after[0]), after.get(NOBODY), after[OTHER]) == (1, None, before[OTHER])
-    assert of_user(NOBODY).connect().do("add") == RIGHT
+    assert of_user(NOBODY).connect().call("add") == RIGHT
     assert _executors(sharing, server)[0] == after[0], "users with clients keep theirs"
-    assert stays.do("add") == RIGHT
+    assert stays.call("add") == RIGHT
 
 
 def test_a_multiuser_server_is_refused_before_volta(make_daemon: Callable[..., DaemonProcess]) -> None:

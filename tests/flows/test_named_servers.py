@@ -54,12 +54,12 @@ def test_a_namespace_and_its_clients_outlive_the_daemon(
     before = pipe(daemon, "a/hi").stat().st_ino
     daemon.kill()
     meanwhile = join("a/hi")
-    meanwhile.begin("init")
+    meanwhile.send("init")
     start(daemon)
     assert pipe(daemon, "a/hi").stat().st_ino == before, "a container may have mounted it"
     assert meanwhile.result() == "CUDA_SUCCESS"
-    assert meanwhile.do("ctx 0") == "CUDA_SUCCESS"
-    assert (client.do("sync"), client.do("sm"), meanwhile.do("sm")) == ("CUDA_SUCCESS", "32", "32")
+    assert meanwhile.call("ctx 0") == "CUDA_SUCCESS"
+    assert (client.call("sync"), client.call("sm"), meanwhile.call("sm")) == ("CUDA_SUCCESS", "32", "32")
     rows = ctl(daemon, "client list --server=a --format=csv,noheader").splitlines()
     assert sorted(int(row.split(",")[0]) for row in rows) == sorted((client.pid, meanwhile.pid))
     assert {row.split(",")[3] for row in rows} == {"a/hi (0)"}
@@ -78,19 +78,19 @@ def test_memory_of_a_device_and_of_a_cgroup_is_one_for_all_servers(
             cgroups.move(client.pid, "job")
         for client in (first, second, apart):
             client.connect()
-        free = int(apart.do("mem").split()[0])
-        assert first.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
-        wait_until(lambda: int(apart.do("mem").split()[0]) <= free - (20 << 10), "the memory of the other server")
-        assert second.do(f"alloc {20 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
-        assert "the clients of cgroup" in second.do("error")
-        assert apart.do(f"alloc {120 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+        free = int(apart.call("mem").split()[0])
+        assert first.call(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
+        wait_until(lambda: int(apart.call("mem").split()[0]) <= free - (20 << 10), "the memory of the other server")
+        assert second.call(f"alloc {20 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+        assert "the clients of cgroup" in second.call("error")
+        assert apart.call(f"alloc {120 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
         daemon.kill()
         start(daemon)
         first.end(signal.SIGKILL)
         wait_until(
-            lambda: second.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS", "the memory that is free again"
+            lambda: second.call(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS", "the memory that is free again"
         )
-        assert apart.do(f"alloc {110 * GIB}").split()[0] == "CUDA_SUCCESS"
+        assert apart.call(f"alloc {110 * GIB}").split()[0] == "CUDA_SUCCESS"
     finally:
         for client in (first, second, apart):
             client.process.kill()
@@ -163,21 +163,21 @@ def test_a_fault_stays_in_a_partition_that_has_an_executor(
         daemon.kill()
         start(daemon)
         assert '"contain": "partition"' in ctl(daemon, "server list a --format=json")
-        assert culprit.do("illegal") == "CUDA_SUCCESS"
-        assert culprit.do("sync") == FATAL
-        wait_until(lambda: mate.do("sync") == FATAL, "the fault at who is in the same executor")
-        assert neighbour.do("add") == RIGHT
+        assert culprit.call("illegal") == "CUDA_SUCCESS"
+        assert culprit.call("sync") == FATAL
+        wait_until(lambda: mate.call("sync") == FATAL, "the fault at who is in the same executor")
+        assert neighbour.call("add") == RIGHT
         assert ctl(daemon, "server get a status") == "Ready"
         for client in (culprit, mate):
             client.end(signal.SIGKILL)
-        assert [client.do("add") for client in (join("one"), neighbour)] == [RIGHT] * 2
+        assert [client.call("add") for client in (join("one"), neighbour)] == [RIGHT] * 2
         # What came before keeps its executor: a fault there reaches who is in it, whatever the partition.
         ctl(daemon, "server set a --contain=server")
         culprit, mate = join("one"), join("other")
-        assert culprit.do("illegal") == "CUDA_SUCCESS"
-        assert culprit.do("sync") == FATAL
-        wait_until(lambda: mate.do("sync") == FATAL, "the fault at who is in the same executor")
-        assert neighbour.do("add") == RIGHT
+        assert culprit.call("illegal") == "CUDA_SUCCESS"
+        assert culprit.call("sync") == FATAL
+        wait_until(lambda: mate.call("sync") == FATAL, "the fault at who is in the same executor")
+        assert neighbour.call("add") == RIGHT
         assert ctl(daemon, "server get a status") == "Fault"
 
 
@@ -199,9 +199,9 @@ def test_limits_outlive_the_servers_process(daemon: DaemonProcess, join: Callabl
     wait_until(lambda: ctl(daemon, "server get a pid") == "-")
     assert ctl(daemon, "server get a status") == "Configured"
     client = join("a/hi").connect()
-    assert client.do("sm") == "32"
+    assert client.call("sm") == "32"
     assert ctl(daemon, "server get a status") == "Ready"
-    assert neighbour.do("sync") == "CUDA_SUCCESS"
+    assert neighbour.call("sync") == "CUDA_SUCCESS"
 
 
 @pytest.mark.long
@@ -210,9 +210,9 @@ def test_a_server_that_is_deleted_by_force_ends_its_clients_and_frees_the_name(
 ) -> None:
     client, process = join("a/hi").connect(), int(ctl(daemon, "server get a pid"))
     assert ctl(daemon, "server delete a", 1) == "Server 'a' has 1 active client; --force terminates it first."
-    assert client.do("sync") == "CUDA_SUCCESS"
+    assert client.call("sync") == "CUDA_SUCCESS"
     ctl(daemon, "server delete a --force")
-    assert client.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert client.call("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
     assert not alive(process)
     assert not pipe(daemon, "a").exists()
     ctl(daemon, "server create a")
@@ -225,8 +225,8 @@ def test_a_namespace_that_is_deleted_by_force_ends_its_clients_only(
     client, neighbour = join("a/hi").connect(), join("a").connect()
     ctl(daemon, "namespace delete hi --server=a", 1)
     ctl(daemon, "namespace delete hi --server=a --force")
-    assert client.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
-    assert neighbour.do("sync") == "CUDA_SUCCESS"
+    assert client.call("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert neighbour.call("sync") == "CUDA_SUCCESS"
     assert not pipe(daemon, "a/hi").exists()
 
 
@@ -288,8 +288,8 @@ def test_a_server_accepts_its_users_clients_only(daemon: DaemonProcess) -> None:
     at = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe(daemon, "theirs"))}
     assert pipe(daemon, "theirs").stat().st_uid == OTHER
     with clients_of(daemon) as make:
-        assert make(**at).do("init") == "CUDA_ERROR_NOT_PERMITTED"
-        assert make(OTHER, **at).connect().do("sync") == "CUDA_SUCCESS"
+        assert make(**at).call("init") == "CUDA_ERROR_NOT_PERMITTED"
+        assert make(OTHER, **at).connect().call("sync") == "CUDA_SUCCESS"
 
 
 def test_what_cannot_start_stays_as_failed(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> None:
@@ -319,7 +319,7 @@ def test_neighbours_on_the_drivers_server_never_get_each_others_limits(
     def join_namespace(name: str) -> tuple[str, str, str]:
         with DriverClient.start(pipe(daemon, f"a/{name}")) as client:
             client.connect()
-            return client.ask("sms"), client.ask(f"alloc {GIB // 2}"), client.ask(f"alloc {5 * GIB // 2}")
+            return client.call("sms"), client.call(f"alloc {GIB // 2}"), client.call(f"alloc {5 * GIB // 2}")
 
     with ThreadPoolExecutor(len(expected)) as pool:
         answers = list(pool.map(join_namespace, expected))
@@ -373,7 +373,7 @@ def replace_daemon(daemon: DaemonProcess, *words: str) -> None:
     done = daemon.run(["-d", "--replace", *words])
     assert (done.returncode, done.stderr) == (0, "")
     daemon.await_end()
-    daemon.found(int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text()))
+    daemon.attach(int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text()))
 
 
 @pytest.mark.long
@@ -387,25 +387,25 @@ def test_a_users_server_of_protocol_3_keeps_its_limits_in_protocol_2(
         replace_daemon(daemon)
         (server,) = daemon.servers()
         queries = f"get_active_thread_percentage {server}\nget_device_pinned_mem_limit {server} 0"
-        assert daemon.say(queries) == "25.0\n4G\n"
-        assert make().connect().do("sm") == "32"
-        assert client.do("sync") == "CUDA_SUCCESS"
+        assert daemon.run_command(queries) == "25.0\n4G\n"
+        assert make().connect().call("sm") == "32"
+        assert client.call("sync") == "CUDA_SUCCESS"
 
 
 @pytest.mark.long
 def test_users_servers_of_protocol_2_continue_in_protocol_3(make_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
     assert daemon.start().returncode == 0
-    daemon.say("set_default_active_thread_percentage 50\nset_default_client_priority 1")
+    daemon.run_command("set_default_active_thread_percentage 50\nset_default_client_priority 1")
     with clients_of(daemon) as make:
         client = make().connect()
         replace_daemon(daemon, "-p", "3")
-        assert client.do("sync") == "CUDA_SUCCESS"
+        assert client.call("sync") == "CUDA_SUCCESS"
         name = f"uid_{os.geteuid()}"
         assert ctl(daemon, f"server get {name} status") == "Ready"
         assert ctl(daemon, f"namespace get default {name} active-thread-percentage") == "50.00"
         assert ctl(daemon, f"namespace get default {name} client-priority") == "1"
-        assert make().connect().do("sm") == "66"
+        assert make().connect().call("sm") == "66"
 
 
 def test_help_is_not_in_the_log(daemon: DaemonProcess) -> None:
@@ -460,7 +460,7 @@ def test_whatever_comes_to_a_socket_for_clients_only_no_command_is_taken(
     lines = [line for line in daemon.log() if "Cmd:" in line]
     assert len(lines) == before, lines
     assert any("this socket is for clients only" in line for line in daemon.log())
-    assert client.do("sync") == "CUDA_SUCCESS"
+    assert client.call("sync") == "CUDA_SUCCESS"
     assert ctl(daemon, "namespace get box a name") == "box"
 
 
@@ -538,11 +538,11 @@ def test_a_client_in_a_container_is_shown_with_its_pid_there(daemon: DaemonProce
         client = ClientProcess(process).connect()
         for _ in range(2):
             (row,) = json.loads(ctl(daemon, "client list --format=json"))
-            assert (row["container_pid"], client.do("pid")) == (1, "1")
+            assert (row["container_pid"], client.call("pid")) == (1, "1")
             namespace = os.stat(f"/proc/{row['pid']}/ns/pid").st_ino
             assert row["maws-ns"] == f"a/hi ({namespace})"
             daemon.kill()
             start(daemon)
         assert ctl(daemon, "client get 1 pid") == str(row["pid"])
         assert ctl(daemon, "client terminate 1") == ""
-        assert client.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        assert client.call("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"

@@ -43,7 +43,7 @@ def namespace(pid: int) -> str:
 
 def rows(daemon: DaemonProcess) -> list[list[str]]:
     """The rows of ps, in columns."""
-    return [line.split(maxsplit=5) for line in daemon.say("ps").splitlines()[1:]]
+    return [line.split(maxsplit=5) for line in daemon.run_command("ps").splitlines()[1:]]
 
 
 @pytest.fixture
@@ -65,15 +65,15 @@ def test_ps_shows_the_daemons_view_of_the_pid_and_the_clients_namespace(
 ) -> None:
     clients = [make_inside().connect() for _ in range(2)]
     pids = [pid_outside(client) for client in clients]
-    assert [client.do("pid") for client in clients] == ["1", "1"], "inside each is the first"
+    assert [client.call("pid") for client in clients] == ["1", "1"], "inside each is the first"
     (server,) = daemon.servers()
-    daemon.hear_out()
+    daemon.wait_for_server_messages()
     shown = rows(daemon)
     assert [(row[0], row[4]) for row in shown] == [(str(pid), namespace(pid)) for pid in pids]
     assert len({row[4] for row in shown} | {namespace(os.getpid())}) == 3, "three namespaces"
     assert all(CLIENT in row[5] for row in shown)
-    assert daemon.say(f"get_client_list {server}").split() == [str(pid) for pid in pids]
-    listed = daemon.say("get_device_client_list").splitlines()[1:]
+    assert daemon.run_command(f"get_client_list {server}").split() == [str(pid) for pid in pids]
+    listed = daemon.run_command("get_device_client_list").splitlines()[1:]
     assert listed == [f"{pid}.1" for pid in pids]
     assert daemon.log().count("NEW CLIENT 1 from user 0: Server already exists") == 0, "never the inner PID"
 
@@ -81,13 +81,13 @@ def test_ps_shows_the_daemons_view_of_the_pid_and_the_clients_namespace(
 def test_terminate_client_takes_that_pid(daemon: DaemonProcess, make_inside: MakeInside) -> None:
     first, second = make_inside().connect(), make_inside().connect()
     (server,) = daemon.servers()
-    assert daemon.say(f"terminate_client {server} 1") == "201\n", "an inner PID is not a client's"
-    assert first.do("add") == second.do("add") == RIGHT
-    assert daemon.say(f"terminate_client {server} {pid_outside(first)}") == "0\n"
-    assert first.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
-    assert second.do("add") == RIGHT
-    first.do("newctx 0")
-    assert first.do("sync") == "CUDA_SUCCESS"
+    assert daemon.run_command(f"terminate_client {server} 1") == "201\n", "an inner PID is not a client's"
+    assert first.call("add") == second.call("add") == RIGHT
+    assert daemon.run_command(f"terminate_client {server} {pid_outside(first)}") == "0\n"
+    assert first.call("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert second.call("add") == RIGHT
+    first.call("newctx 0")
+    assert first.call("sync") == "CUDA_SUCCESS"
 
 
 def test_a_container_that_is_killed_takes_its_clients_with_it(daemon: DaemonProcess, make_inside: MakeInside) -> None:
@@ -95,8 +95,10 @@ def test_a_container_that_is_killed_takes_its_clients_with_it(daemon: DaemonProc
     (server,) = daemon.servers()
     other_pid = pid_outside(other)
     os.kill(pid_outside(killed), signal.SIGKILL)
-    wait_until(lambda: daemon.say(f"get_client_list {server}") == f"{other_pid}\n", "the end of the killed one")
-    assert other.do("add") == RIGHT
+    wait_until(
+        lambda: daemon.run_command(f"get_client_list {server}") == f"{other_pid}\n", "the end of the killed one"
+    )
+    assert other.call("add") == RIGHT
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def daemon_inside(make_daemon: MakeDaemon) -> Iterator[DaemonProcess]:
     try:
         wait_until(lambda: daemon.run([], "ps\n").returncode == 0, "the daemon's sockets")
         yield daemon
-        daemon.say("quit -t 0")
+        daemon.run_command("quit -t 0")
         assert process.wait(SECONDS) == 0
     finally:
         process.kill()
@@ -133,8 +135,8 @@ def test_clients_that_the_daemon_cannot_see_are_distinguished_by_id(
     daemon_inside: DaemonProcess, invisible: list[ClientProcess]
 ) -> None:
     out_here, sibling = (client.connect() for client in invisible)
-    assert out_here.do("add") == sibling.do("add") == RIGHT
-    daemon_inside.hear_out()
+    assert out_here.call("add") == sibling.call("add") == RIGHT
+    daemon_inside.wait_for_server_messages()
     shown = rows(daemon_inside)
     assert [row[0] for row in shown] == ["0", "0"]
     assert [row[1] for row in shown] == ["1", "2"], "the ids of their first contexts"
@@ -151,7 +153,7 @@ def test_no_client_is_terminated_by_a_pid_that_belongs_to_none(
     for word in ("0", "abc", str(out_here.pid)):
         done = daemon_inside.run([], f"terminate_client {server} {word}\n")
         assert done.stdout == "201\n"
-    assert out_here.do("add") == sibling.do("add") == RIGHT
+    assert out_here.call("add") == sibling.call("add") == RIGHT
 
 
 @pytest.mark.long
@@ -163,4 +165,4 @@ def test_the_end_of_a_client_that_cannot_be_seen_is_noticed(
         client.connect()
     invisible[which].end(signal.SIGKILL)
     wait_until(lambda: [row[1] for row in rows(daemon_inside)] == [str(2 - which)], "the end of that one")
-    assert invisible[1 - which].do("add") == RIGHT
+    assert invisible[1 - which].call("add") == RIGHT

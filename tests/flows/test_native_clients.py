@@ -52,7 +52,7 @@ def make_native(daemon: DaemonProcess, program: Path) -> Iterator[Make]:
 
 def pids(daemon: DaemonProcess) -> list[int]:
     """Return the PIDs of the clients in ps."""
-    return sorted(int(line.split()[0]) for line in daemon.say("ps").splitlines()[1:])
+    return sorted(int(line.split()[0]) for line in daemon.run_command("ps").splitlines()[1:])
 
 
 def test_two_native_programs_and_one_in_python_share_a_device(
@@ -66,39 +66,39 @@ def test_two_native_programs_and_one_in_python_share_a_device(
     assert pids(daemon) == sorted(client.pid for client in clients)
 
     # Limits and priorities are each client's own.
-    records = json.loads(daemon.say("ps --json"))
+    records = json.loads(daemon.run_command("ps --json"))
     assert {record["pid"]: record["priority"] for record in records} == {quarter.pid: 1, small.pid: 0, python.pid: 0}
-    assert [client.do("sm") for client in clients] == ["32", "132", "132"]
-    assert small.do("mem").split()[1] == "1024"
-    assert small.do(f"alloc {2 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert quarter.do(f"alloc {2 * GIB}").split()[0] == "CUDA_SUCCESS"
+    assert [client.call("sm") for client in clients] == ["32", "132", "132"]
+    assert small.call("mem").split()[1] == "1024"
+    assert small.call(f"alloc {2 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert quarter.call(f"alloc {2 * GIB}").split()[0] == "CUDA_SUCCESS"
     for client in clients:
-        client.begin("add")
+        client.send("add")
     assert [client.result() for client in clients] == [RIGHT] * 3
 
     # A daemon that is killed is not missed; the next one has the clients.
     daemon.kill()
-    assert [client.do("add") for client in clients] == [RIGHT] * 3
+    assert [client.call("add") for client in clients] == [RIGHT] * 3
     assert daemon.start().returncode == 0
     assert daemon.servers() == [server]
     assert pids(daemon) == sorted(client.pid for client in clients)
 
     # terminate_client ends the contexts of one.
-    assert daemon.say(f"terminate_client {server} {small.pid}") == "0\n"
-    assert small.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
-    assert [client.do("add") for client in (quarter, python)] == [RIGHT] * 2
+    assert daemon.run_command(f"terminate_client {server} {small.pid}") == "0\n"
+    assert small.call("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert [client.call("add") for client in (quarter, python)] == [RIGHT] * 2
     small.end()
     assert small.process.returncode == 0
 
     # A fatal fault reaches the neighbours on the device; then there is a new start.
-    assert quarter.do("illegal") == "CUDA_SUCCESS"
-    assert quarter.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert quarter.call("illegal") == "CUDA_SUCCESS"
+    assert quarter.call("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
     assert python.first_error() == "CUDA_ERROR_ILLEGAL_ADDRESS"
     python.end()
     quarter.end(signal.SIGTERM)
     assert quarter.process.returncode == -signal.SIGTERM, "no handler of Python's is in the way"
-    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
-    assert make_native().connect().do("add") == RIGHT
+    wait_until(lambda: daemon.run_command(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+    assert make_native().connect().call("add") == RIGHT
 
 
 def test_a_python_without_pympsd_loads_the_library_itself(daemon: DaemonProcess, tmp_path: Path) -> None:

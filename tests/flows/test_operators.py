@@ -33,7 +33,7 @@ def uid_of(pid: int) -> int:
 
 def test_answers_of_several_commands_in_one_session(daemon: DaemonProcess) -> None:
     text = "get_server_list\nps\nfoo bar\nget_server_status 99\n\nps -p 7"
-    assert daemon.say(text) == (
+    assert daemon.run_command(text) == (
         'Server not found\nUnknown command "foo"\nServer 99 not found\nUnknown command ""\n'
         "Server 7 not found\nServer 7 not found\n\n"
     )
@@ -71,27 +71,27 @@ def test_a_command_as_arguments(daemon: DaemonProcess) -> None:
 
 def test_start_server_for_three_users_in_turn(daemon: DaemonProcess) -> None:
     for uid in (0, NOBODY, OTHER):
-        assert daemon.say(f"start_server -uid {uid}\n") == ""
+        assert daemon.run_command(f"start_server -uid {uid}\n") == ""
     # The first two have no client: each leaves as soon as it is ready, for the next user waits.
     wait_until(lambda: sum(line.endswith(": Ready") for line in daemon.log()) == 3, "three servers in turn")
     (server,) = daemon.servers()
     assert uid_of(server) == OTHER
-    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
+    assert daemon.run_command(f"get_server_status {server}") == "ACTIVE\n"
     starts = [line.rpartition(" ")[2] for line in daemon.log() if line.startswith("Starting new server")]
     assert starts == ["0", str(NOBODY), str(OTHER)]
 
 
 def test_start_server_for_the_active_user_changes_nothing(daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     server = ready(daemon)
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     assert daemon.servers() == [server]
 
 
 def test_log_of_a_server(daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     server = ready(daemon)
-    daemon.say("quit")
+    daemon.run_command("quit")
     assert [line for line in daemon.log() if str(server) in line] == [
         f"Starting new server {server} for user 0",
         f"NEW SERVER {server}: Ready",
@@ -110,13 +110,13 @@ def test_log_of_a_server(daemon: DaemonProcess) -> None:
 
 
 def test_quit_right_after_start_server(daemon: DaemonProcess) -> None:
-    assert daemon.say("start_server -uid 0\nquit\n") == ""
+    assert daemon.run_command("start_server -uid 0\nquit\n") == ""
     assert not alive(daemon.pid)
     assert daemon.log()[-2].endswith("exited with status 0")
 
 
 def test_a_server_whose_daemon_dies_while_it_starts_is_the_next_ones(daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     (server,) = daemon.servers()
     daemon.kill()
     assert daemon.start().returncode == 0
@@ -125,10 +125,10 @@ def test_a_server_whose_daemon_dies_while_it_starts_is_the_next_ones(daemon: Dae
 
 @pytest.mark.long
 def test_a_server_its_user_has_stopped_gives_up_its_turn(daemon: DaemonProcess) -> None:
-    daemon.say(f"start_server -uid {OTHER}\n")
+    daemon.run_command(f"start_server -uid {OTHER}\n")
     stopped = ready(daemon)
     os.kill(stopped, signal.SIGSTOP)
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     wait_until(lambda: f"Server {stopped} exited with status -9" in daemon.log(), "the stopped server's end")
     assert f"Server {stopped} does not respond; killing it" in daemon.log()
     wait_until(lambda: daemon.servers() != [], "the next server")
@@ -136,11 +136,11 @@ def test_a_server_its_user_has_stopped_gives_up_its_turn(daemon: DaemonProcess) 
 
 
 def test_privileges_of_another_user(daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     server = ready(daemon)
-    assert daemon.say("get_server_list", uid=NOBODY) == f"{server}\n"
-    assert daemon.say("quit", uid=NOBODY) == "Not enough privilege to execute quit command\n"
-    assert daemon.say("start_server -uid 0", uid=NOBODY) == (
+    assert daemon.run_command("get_server_list", uid=NOBODY) == f"{server}\n"
+    assert daemon.run_command("quit", uid=NOBODY) == "Not enough privilege to execute quit command\n"
+    assert daemon.run_command("start_server -uid 0", uid=NOBODY) == (
         f"Insufficient privileges for UID {NOBODY}. Control deamon settings can only be modified by the user who "
         "started it or by the root user.\n"
     )
@@ -166,11 +166,11 @@ def test_a_users_own_daemon_serves_that_user_only(directory: Path) -> None:
         for option in ("--once", "--json"):
             assert daemon.run(["top", option], uid=0).stderr == f"{warning}\n"
         assert daemon.run([], "get_server_list\n").stderr == "", "it is that user's own"
-        daemon.say(f"start_server -uid {OTHER}\n")
+        daemon.run_command(f"start_server -uid {OTHER}\n")
         assert uid_of(ready(daemon)) == OTHER
         # No privilege is needed for the exact words.
         assert (get_shown(daemon.pid)[1], get_shown(ready(daemon))[1]) == ([b"pympsd", b"-d"], [b"pympsd-server"])
-        assert daemon.say("quit", uid=OTHER) == ""
+        assert daemon.run_command("quit", uid=OTHER) == ""
         assert not alive(daemon.pid)
     finally:
         daemon.stop()
@@ -179,14 +179,14 @@ def test_a_users_own_daemon_serves_that_user_only(directory: Path) -> None:
 def test_server_environment_is_by_allow_list(make_daemon) -> None:  # type: ignore[no-untyped-def]
     daemon = make_daemon(SECRET_TOKEN="hush", PATH="/usr/bin:/bin")
     daemon.start()
-    daemon.say(f"start_server -uid {NOBODY}\n")
+    daemon.run_command(f"start_server -uid {NOBODY}\n")
     names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{ready(daemon)}/environ").read_bytes().split(b"\0")}
     directories = {b"CUDA_MPS_PIPE_DIRECTORY", b"CUDA_MPS_LOG_DIRECTORY"}
     assert names == {b"", b"PATH", b"PYMPSD_KERNEL_CACHE", *directories}
 
 
 def test_groups_of_a_server_started_by_command(daemon: DaemonProcess) -> None:
-    daemon.say(f"start_server -uid {NOBODY}\n")
+    daemon.run_command(f"start_server -uid {NOBODY}\n")
     status = Path(f"/proc/{ready(daemon)}/status").read_text()
     entry = pwd.getpwuid(NOBODY)
     expected = sorted(os.getgrouplist(entry.pw_name, entry.pw_gid))
@@ -195,11 +195,11 @@ def test_groups_of_a_server_started_by_command(daemon: DaemonProcess) -> None:
 
 
 def test_a_server_that_is_killed_is_noticed(daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     server = ready(daemon)
     os.kill(server, 9)
     wait_until(lambda: f"Server {server} exited with status -9" in daemon.log(), "the log line")
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""
 
 
 # --- the names that processes show (C9)
@@ -211,7 +211,7 @@ def get_shown(pid: int) -> tuple[str, list[bytes]]:
 
 
 def test_c9_processes_show_as_pympsd(daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     assert get_shown(daemon.pid) == ("pympsd", [b"pympsd", b"-d"])
     assert get_shown(ready(daemon)) == ("pympsd-server", [b"pympsd-server"])
 
@@ -230,7 +230,7 @@ def vendor_named(directory: Path):  # type: ignore[no-untyped-def]
 
 def test_c9_processes_show_under_the_vendors_names(vendor_named: DaemonProcess) -> None:
     daemon = vendor_named
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     server = ready(daemon)
     assert get_shown(daemon.pid) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-control", b"-d"])
     assert get_shown(server) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-server"])
@@ -249,12 +249,12 @@ def test_c9_processes_show_under_the_vendors_names(vendor_named: DaemonProcess) 
     ps = subprocess.run(["ps", "auxww"], capture_output=True, text=True, check=True).stdout.splitlines()
     eleventh = {int(fields[1]): fields[10] for fields in (line.split(None, 10) for line in ps[1:])}
     assert eleventh[daemon.pid].split() == ["nvidia-cuda-mps-control", "-d"]
-    assert daemon.say("quit") == ""
+    assert daemon.run_command("quit") == ""
     assert not alive(daemon.pid)
 
 
 def test_servers_are_children_of_the_daemon(daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     server = ready(daemon)
     assert set(children_of(daemon.pid)) == {server, daemon.keeper()}
 
@@ -293,7 +293,7 @@ def test_a_peer_that_talks_nonsense_loses_its_connection_and_nothing_else(
 ) -> None:
     assert send(daemon, words) == b""
     wait_until(lambda: "Unable to read new connection type information" in daemon.log(), "the log line")
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""
 
 
 def test_silent_peers_delay_no_other(daemon: DaemonProcess) -> None:
@@ -304,7 +304,7 @@ def test_silent_peers_delay_no_other(daemon: DaemonProcess) -> None:
             sock.connect(str(daemon.directory / "pipe" / "control"))
             silent.append(sock)
         silent[0].send(frames.encode(frames.OPERATOR_HELLO)[:3])
-        assert daemon.say("ps") == "Server not found\n"
+        assert daemon.run_command("ps") == "Server not found\n"
     finally:
         for sock in silent:
             sock.close()

@@ -44,7 +44,7 @@ def test_work_runs_under_every_policy(make_daemon: MakeDaemon, policy: str) -> N
     assert daemon.start("-d").returncode == 0
     clients = [daemon.client(os.geteuid()).connect() for _ in range(2)]
     for client in clients:
-        assert client.do("ctx 0") == "CUDA_SUCCESS"
+        assert client.call("ctx 0") == "CUDA_SUCCESS"
     for client in clients:
-        assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        assert client.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
         client.end()

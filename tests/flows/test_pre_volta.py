@@ -69,7 +69,7 @@ volta = pytest.mark.parametrize("machine", ["V100"])
 @pytest.mark.parametrize(("machine", "most"), [("P100", 16), ("V100", 60)])
 def test_a_device_has_fewer_connections(start: Start, most: int) -> None:
     client = start().connect()
-    answers = [client.do("newctx 0") for _ in range(most)]
+    answers = [client.call("newctx 0") for _ in range(most)]
     assert answers == ["CUDA_SUCCESS"] * (most - 1) + ["CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"]
 
 
@@ -91,7 +91,7 @@ def test_percentages_and_memory_limits_answer_as_ever_and_hold_on_volta_only(
         assert ("have no effect" in done.stderr) == (machine == "P100")
         assert len(done.stderr.splitlines()) == (machine == "P100")
     client.connect()
-    shown = client.do("sm"), client.do("mem").split()[1]
+    shown = client.call("sm"), client.call("mem").split()[1]
     assert shown == (("56", "16276") if machine == "P100" else ("40", "1024"))
 
 
@@ -100,19 +100,19 @@ def test_percentages_and_memory_limits_answer_as_ever_and_hold_on_volta_only(
 
 def test_a_stray_access_of_a_kernel_reaches_the_neighbour_and_a_call_does_not(start: Start) -> None:
     first, second = start().connect(), start().connect()
-    address = first.do("hold 41")
-    assert second.do(f"stray {address}") == "CUDA_SUCCESS CUDA_SUCCESS"
-    assert first.do("value") == "CUDA_SUCCESS 42.0"
-    assert second.do(f"peek {address}") == "CUDA_ERROR_INVALID_VALUE 0.0"
-    assert first.do("add") == second.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    address = first.call("hold 41")
+    assert second.call(f"stray {address}") == "CUDA_SUCCESS CUDA_SUCCESS"
+    assert first.call("value") == "CUDA_SUCCESS 42.0"
+    assert second.call(f"peek {address}") == "CUDA_ERROR_INVALID_VALUE 0.0"
+    assert first.call("add") == second.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
 @volta
 def test_a_stray_access_on_volta_is_a_fault(start: Start) -> None:
     first, second = start().connect(), start().connect()
-    address = first.do("hold 41")
+    address = first.call("hold 41")
     # Its own allocations may have the same addresses: that is what address spaces of their own mean.
-    assert second.do(f"stray {hex(int(address, 16) + (1 << 36))}") == "CUDA_SUCCESS CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert second.call(f"stray {hex(int(address, 16) + (1 << 36))}") == "CUDA_SUCCESS CUDA_ERROR_ILLEGAL_ADDRESS"
 
 
 # --- callbacks
@@ -120,14 +120,14 @@ def test_a_stray_access_on_volta_is_a_fault(start: Start) -> None:
 
 def test_callbacks_are_refused(start: Start) -> None:
     client = start().connect()
-    assert client.do("callbacks") == "CUDA_ERROR_NOT_SUPPORTED CUDA_ERROR_NOT_SUPPORTED []"
-    assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert client.call("callbacks") == "CUDA_ERROR_NOT_SUPPORTED CUDA_ERROR_NOT_SUPPORTED []"
+    assert client.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
 @volta
 def test_host_functions_run_on_volta(start: Start) -> None:
     client = start().connect()
-    assert client.do("callbacks") == "CUDA_SUCCESS CUDA_SUCCESS ['host function', 'callback']"
+    assert client.call("callbacks") == "CUDA_SUCCESS CUDA_SUCCESS ['host function', 'callback']"
 
 
 # --- page-locked memory
@@ -136,22 +136,22 @@ def test_host_functions_run_on_volta(start: Start) -> None:
 @as_root
 def test_page_locked_memory_is_bounded_by_the_size_of_dev_shm(start: Start) -> None:
     client = start(*small_shared_memory("4m")).connect()
-    assert client.do(f"pin {3 * MIB}") == COPIED
-    assert client.do(f"pin {2 * MIB}") == OUT_OF_MEMORY
-    output = client.do("error")
+    assert client.call(f"pin {3 * MIB}") == COPIED
+    assert client.call(f"pin {2 * MIB}") == OUT_OF_MEMORY
+    output = client.call("error")
     assert "/dev/shm has: 4194304 bytes" in output
     assert "3145728 in use" in output
-    assert client.do(f"register {MIB}") == OUT_OF_MEMORY, "an array seldom begins with a page: it lies in one more"
-    assert client.do(f"register {MIB // 2}") == "CUDA_SUCCESS"
-    assert client.do("unpin") == "CUDA_SUCCESS"
-    assert client.do(f"pin {3 * MIB}") == COPIED, "what was freed counts again"
-    assert client.do(f"pin {5 * MIB}") == OUT_OF_MEMORY
-    assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert client.call(f"register {MIB}") == OUT_OF_MEMORY, "an array seldom begins with a page: it lies in one more"
+    assert client.call(f"register {MIB // 2}") == "CUDA_SUCCESS"
+    assert client.call("unpin") == "CUDA_SUCCESS"
+    assert client.call(f"pin {3 * MIB}") == COPIED, "what was freed counts again"
+    assert client.call(f"pin {5 * MIB}") == OUT_OF_MEMORY
+    assert client.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
 @as_root
 @volta
 def test_pinned_memory_is_unbounded_on_volta(start: Start) -> None:
     client = start(*small_shared_memory("4m")).connect()
-    assert client.do(f"pin {5 * MIB}") == COPIED
-    assert client.do(f"register {5 * MIB}") == "CUDA_SUCCESS"
+    assert client.call(f"pin {5 * MIB}") == COPIED
+    assert client.call(f"register {5 * MIB}") == "CUDA_SUCCESS"

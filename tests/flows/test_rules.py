@@ -34,8 +34,8 @@ def test_protocol_2_has_rules(make_daemon: Callable[..., DaemonProcess]) -> None
     apply(daemon, rule, "-d")
     with clients_of(daemon) as make:
         client = make(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="80").connect()
-        assert (client.do("sm"), client.do("mem").split()[1]) == ("66", "1024")
-        assert make(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25").connect().do("sm") == "32"
+        assert (client.call("sm"), client.call("mem").split()[1]) == ("66", "1024")
+        assert make(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25").connect().call("sm") == "32"
         listed = daemon.run(["rules", "list", "--format=csv,noheader"]).stdout
         assert listed == f"1,-,cgroup={MINE},1G,50.00,-\n"
         tested = daemon.run(["rules", "test", str(client.pid), "--format=csv,noheader"])
@@ -43,10 +43,10 @@ def test_protocol_2_has_rules(make_daemon: Callable[..., DaemonProcess]) -> None
         daemon.kill()
         assert daemon.start().returncode == 0
         assert daemon.run(["rules", "list", "--format=csv,noheader"]).stdout == listed, "they outlive a killed daemon"
-        assert make().connect().do("sm") == "66"
+        assert make().connect().call("sm") == "66"
         assert apply(daemon, "rules = []") == "set rules: 1 rule -> no rules\n"
-        assert make().connect().do("sm") == "132"
-        assert client.do("sm") == "66", "it keeps its limits"
+        assert make().connect().call("sm") == "132"
+        assert client.call("sm") == "66", "it keeps its limits"
         assert "[[rules]]" not in daemon.run(["config", "show"]).stdout
 
 
@@ -67,7 +67,7 @@ def test_rules_on_the_drivers_server(start_driver_daemon: Callable[..., DaemonPr
     def limits() -> tuple[str, str]:
         with DriverClient.start(daemon.directory / "pipe") as client:
             client.connect()
-            return client.ask("sms").split()[-1], client.ask(f"alloc {3 * GIB // 2}").split()[-1]
+            return client.call("sms").split()[-1], client.call(f"alloc {3 * GIB // 2}").split()[-1]
 
     assert limits() == ("132", "CUDA_SUCCESS")
     rule = f'[[rules]]\nuser = {os.geteuid()}\nactive_thread_percentage = 25\npinned_memory_limit = "1G"\n'

@@ -89,7 +89,7 @@ TRIED = 15
 def owner(daemon: DaemonProcess) -> Iterator[ClientProcess]:
     """A client of user OWNER that computes."""
     client = daemon.client(OWNER).connect()
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
     yield client
     client.end()
 
@@ -131,7 +131,7 @@ def test_a_user_can_neither_read_nor_signal_nor_trace_processes_of_another_user(
         lines = as_user(OTHER_USER, TRIES, pid).splitlines()
         assert len(lines) == TRIED
         assert [line for line in lines if not line.endswith(": refused")] == [], name
-    assert owner.do("add") == RIGHT
+    assert owner.call("add") == RIGHT
     # The tries are valid: on a process of its own the untrusted user succeeds.
     own = subprocess.Popen(["sleep", "60"], user=OTHER_USER, group=OTHER_USER, extra_groups=[])
     try:
@@ -253,10 +253,10 @@ def test_only_a_servers_own_link_speaks_for_it(daemon: DaemonProcess, owner: Cli
     with pytest.raises(AssertionError, match="PermissionError"):
         as_user(OTHER_USER, SAY, daemon.directory / "pipe" / "control_privileged", "00")
     assert "Exiting" not in daemon.log("server.log")
-    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
-    assert daemon.say(f"get_client_list {server}") == f"{owner.pid}\n"
+    assert daemon.run_command(f"get_server_status {server}") == "ACTIVE\n"
+    assert daemon.run_command(f"get_client_list {server}") == f"{owner.pid}\n"
     assert processes_of(daemon, owner) == processes
-    assert owner.do("add") == RIGHT
+    assert owner.call("add") == RIGHT
 
 
 @pytest.mark.long
@@ -274,7 +274,7 @@ def test_after_the_daemons_death_another_user_is_neither_server_nor_daemon(
         assert output == b""
         assert "Unable to read new connection type information" in again.log()
         assert again.servers() == [processes["server"]]
-        assert owner.do("add") == RIGHT
+        assert owner.call("add") == RIGHT
     finally:
         again.stop()
 
@@ -288,8 +288,8 @@ def test_a_clients_identity_is_the_kernels_whatever_it_claims(daemon: DaemonProc
         wait_until(lambda: any("Server is not ready, push" in line for line in daemon.log()[-3:]), "the request")
         pending = [line for line in daemon.log() if line.startswith(f"NEW CLIENT {os.getpid()} from user 0: ")]
         assert len(pending) == 1, "it waits for its own user's turn, under its own PID"
-    assert daemon.say(f"get_client_list {server}") == f"{owner.pid}\n"
-    assert owner.do("add") == RIGHT
+    assert daemon.run_command(f"get_client_list {server}") == f"{owner.pid}\n"
+    assert owner.call("add") == RIGHT
 
 
 @pytest.mark.long
@@ -297,15 +297,15 @@ def test_a_user_cannot_become_a_client_of_another_users_server(daemon: DaemonPro
     server = processes_of(daemon, owner)["server"]
     client_processes = daemon.client(OTHER_USER)
     try:
-        client_processes.begin("init")
+        client_processes.send("init")
         wait_until(
             lambda: any(f"{client_processes.pid} from user {OTHER_USER}" in line for line in daemon.log()),
             "the request",
         )
         for command in (f"terminate_client {server} {owner.pid}", f"shutdown_server {server} -f", "quit -t 0"):
             daemon.run([], command, uid=OTHER_USER)
-        assert daemon.say(f"get_client_list {server}") == f"{owner.pid}\n"
-        assert owner.do("add") == RIGHT
+        assert daemon.run_command(f"get_client_list {server}") == f"{owner.pid}\n"
+        assert owner.call("add") == RIGHT
         assert not client_processes.has_result(), "it waits for its turn"
         owner.end()
         assert client_processes.result() == "CUDA_SUCCESS"

@@ -77,11 +77,11 @@ def check_others_are_served(daemon: DaemonProcess, join: Join) -> None:
     file.write_text(f'schema_version = "1.0"\n[servers.filed]\nuid = {OTHER}\n[servers.filed.namespaces.batch]\n')
     ctl(daemon, f"config apply {file}")
     for uid in (0, OTHER, THIRD):
-        assert join(uid).connect().do("add") == RIGHT
+        assert join(uid).connect().call("add") == RIGHT
     assert refusal_of(daemon, THIRD, "server create thirds") == ""
     assert refusal_of(daemon, THIRD, "namespace create more --server=thirds") == ""
     place = str(daemon.directory / "pipe" / "filed" / "batch")
-    assert join(OTHER, CUDA_MPS_PIPE_DIRECTORY=place).connect().do("add") == RIGHT
+    assert join(OTHER, CUDA_MPS_PIPE_DIRECTORY=place).connect().call("add") == RIGHT
 
 
 @pytest.mark.long
@@ -94,7 +94,7 @@ def test_a_user_who_makes_servers_until_refused_keeps_nobody_out(daemon: DaemonP
         "them ('server delete <name>'), or ask an administrator for a larger share (--user-share servers=7, or "
         "servers in [shares] of the configuration file).\n"
     )
-    assert join(GREEDY).connect().do("add") == RIGHT, "one's own server is not a part of the share"
+    assert join(GREEDY).connect().call("add") == RIGHT, "one's own server is not a part of the share"
     check_others_are_served(daemon, join)
     assert row(daemon, GREEDY, "servers") == [6, 6, 1]
     assert row(daemon, GREEDY, "processes") == [20, 12, 0]
@@ -134,7 +134,7 @@ def test_a_user_who_makes_and_deletes_servers_leaves_few_log_folders(daemon: Dae
     start(daemon)
     for number in range(MAX_KEPT + 3):
         assert refusal_of(daemon, GREEDY, f"server create s{number}") == ""
-        daemon.hear_out()
+        daemon.wait_for_server_messages()
         assert refusal_of(daemon, GREEDY, f"server delete s{number}") == ""
         if number == MAX_KEPT:
             daemon.kill()

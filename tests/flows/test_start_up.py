@@ -57,7 +57,7 @@ def test_c8_the_pid_file_holds_the_pid_without_newline(daemon: DaemonProcess) ->
 
 def test_log_of_start_and_quit(daemon: DaemonProcess) -> None:
     pipe = daemon.directory / "pipe"
-    daemon.say("quit\n")
+    daemon.run_command("quit\n")
     backend, shares = daemon.log()[3:5]
     assert backend.startswith("The backend is ")
     assert shares.startswith("Share of each user: connections ")
@@ -76,10 +76,10 @@ def test_log_of_start_and_quit(daemon: DaemonProcess) -> None:
 
 
 def test_c10_nothing_is_left_when_quit_returns(daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0\n")
-    wait_until(lambda: "ACTIVE" in daemon.say(f"get_server_status {daemon.servers()[0]}"))
+    daemon.run_command("start_server -uid 0\n")
+    wait_until(lambda: "ACTIVE" in daemon.run_command(f"get_server_status {daemon.servers()[0]}"))
     (server,) = daemon.servers()
-    daemon.say("quit")
+    daemon.run_command("quit")
     assert not alive(daemon.pid)
     assert not alive(server)
 
@@ -95,7 +95,7 @@ def test_a_second_daemon_is_refused(daemon: DaemonProcess, make_daemon) -> None:
         done = make_daemon().run([option])
         assert (done.returncode, done.stdout) == (1, "An instance of this daemon is already running\n")
         assert f"control_lock is open in process {daemon.pid} of user {os.geteuid()}\n" in done.stderr
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""
 
 
 @pytest.mark.long
@@ -107,7 +107,7 @@ def test_of_eight_racing_daemons_one_wins(make_daemon) -> None:  # type: ignore[
     results = sorted((racer.communicate(timeout=SECONDS)[0], racer.returncode) for racer in racers)
     assert results == [("", 0)] + [("An instance of this daemon is already running\n", 1)] * 7
     daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
-    daemon.say("quit")
+    daemon.run_command("quit")
     os.waitpid(daemon.pid, 0)
 
 
@@ -122,7 +122,7 @@ def test_c13_stale_files_of_a_killed_daemon_neither_block_nor_look_alive(daemon:
     assert (done.returncode, done.stdout, done.stderr) == (1, "", not_found(daemon, "Connection refused"))
     again = make_daemon()
     assert again.start().returncode == 0
-    assert again.say("get_server_list") == ""
+    assert again.run_command("get_server_list") == ""
 
 
 def test_a_command_after_the_daemon_was_killed_finds_none(daemon: DaemonProcess) -> None:
@@ -131,14 +131,14 @@ def test_a_command_after_the_daemon_was_killed_finds_none(daemon: DaemonProcess)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Cannot find MPS control daemon process\n")
     assert daemon.start().returncode == 0
-    assert daemon.say("get_default_active_thread_percentage") == "100.0\n"
+    assert daemon.run_command("get_default_active_thread_percentage") == "100.0\n"
 
 
 def test_the_pipe_directory_is_made_when_its_parent_is_there(directory: Path) -> None:
     daemon = DaemonProcess(directory, {"CUDA_MPS_PIPE_DIRECTORY": str(directory / "new")})
     assert daemon.run(["-d"]).returncode == 0
     pid = int((directory / "new" / "nvidia-cuda-mps-control.pid").read_text())
-    assert daemon.say("quit") == ""
+    assert daemon.run_command("quit") == ""
     os.waitpid(pid, 0)
 
 
@@ -189,7 +189,7 @@ def test_an_unusable_log_directory_costs_only_the_logs(directory: Path) -> None:
         warning = "Warning: Failed writing log files to directory [/nonexistent/x/y]. No logs will be available.\n"
         assert (done.returncode, done.stdout) == (0, warning)
         assert done.stderr == "/nonexistent/x/y: No such file or directory; choose one in CUDA_MPS_LOG_DIRECTORY\n"
-        assert daemon.say("get_server_list") == ""
+        assert daemon.run_command("get_server_list") == ""
     finally:
         daemon.stop()
 
@@ -210,7 +210,7 @@ def test_c12_pipe_and_log_directory_may_be_one(directory: Path) -> None:
     daemon = DaemonProcess(directory, {"CUDA_MPS_LOG_DIRECTORY": str(directory / "pipe")})
     assert daemon.start().returncode == 0
     try:
-        assert daemon.say("get_server_list") == ""
+        assert daemon.run_command("get_server_list") == ""
         assert (directory / "pipe" / "control.log").exists()
     finally:
         daemon.stop()
@@ -218,7 +218,7 @@ def test_c12_pipe_and_log_directory_may_be_one(directory: Path) -> None:
 
 def test_c11_the_environment_may_hold_two_variables_only(daemon: DaemonProcess) -> None:
     assert set(daemon.environment) <= {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "PYMPSD_KERNEL_CACHE"}
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     wait_until(lambda: any(line.endswith(": Ready") for line in daemon.log()), "a server")
 
 
@@ -230,7 +230,7 @@ def test_c7_c9_environ_still_shows_the_pipe_directory(daemon: DaemonProcess) -> 
 @pytest.mark.long(but=["15"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_daemon_cleanly(daemon: DaemonProcess, number: signal.Signals) -> None:
-    daemon.say("start_server -uid 0\n")
+    daemon.run_command("start_server -uid 0\n")
     os.kill(daemon.pid, number)
     wait_until(lambda: not alive(daemon.pid), "the end of the daemon")
     assert listing(daemon.directory / "pipe").keys() == {"control", "control_lock", "control_privileged"}
@@ -245,7 +245,7 @@ def test_foreground_logs_to_stdout_and_stays(directory: Path) -> None:
     assert process.stdout is not None
     first = [process.stdout.readline().partition("] ")[2].rstrip("\n") for _ in range(3)]
     assert first[0] == f"Starting control daemon using socket {directory}/pipe/control"
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""
     process.terminate()
     rest = process.communicate(timeout=SECONDS)[0]
     assert process.returncode == 0
@@ -279,7 +279,7 @@ def test_what_no_executor_could_start_with_replaces_no_daemon(
         done = make_daemon(PYMPSD_WORKER="x").run(words)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("PYMPSD_WORKER must be ")
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""
     assert alive(daemon.pid)
 
 
@@ -305,7 +305,7 @@ def test_a_command_after_the_start_options_is_ignored_as_recorded_and_reported(
     done = daemon.start("-d", "set_default_active_thread_percentage", "20")
     overlooked = "set_default_active_thread_percentage 20: ignored: -d and -f take no command; "
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{overlooked}run it separately\n")
-    assert daemon.say("get_default_active_thread_percentage") == "100.0\n"
+    assert daemon.run_command("get_default_active_thread_percentage") == "100.0\n"
 
 
 # --- nowhere to print to
@@ -332,7 +332,7 @@ def test_a_full_standard_error_costs_only_the_text_for_it(daemon: DaemonProcess)
 
     with open("/dev/full", "wb") as full:
         assert status_of(full.fileno(), b"set_default_active_thread_percentage x\n") == 74
-        daemon.say("quit")
+        daemon.run_command("quit")
         assert status_of(full.fileno(), b"ps\n") == 1
 
 
@@ -373,7 +373,7 @@ def test_a_foreground_daemon_whose_output_is_not_read_continues(directory: Path)
     assert process.stdout is not None
     process.stdout.readline()
     # 64 KiB of log fill the pipe: 8,000 commands write some 400 KiB.
-    assert daemon.say("foo\n" * 8000) == 'Unknown command "foo"\n' * 8000
+    assert daemon.run_command("foo\n" * 8000) == 'Unknown command "foo"\n' * 8000
     process.terminate()
     process.stdout.read()
     process.stdout.close()

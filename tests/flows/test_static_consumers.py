@@ -34,7 +34,7 @@ def control(directory: Path) -> Iterator[DaemonProcess]:
 def sees(daemon: DaemonProcess, partition: str) -> str:
     """Return the SMs that a client of a partition sees, and end it."""
     client = daemon.client(CUDA_MPS_SM_PARTITION=partition).connect()
-    count = client.do("sm")
+    count = client.call("sm")
     client.process.kill()
     client.process.communicate()
     return count
@@ -76,7 +76,7 @@ def parse_lspart(text: str) -> dict[str, Device]:
 
 def create_partition(daemon: DaemonProcess, chunks: int) -> str:
     """Return the whole id of a new partition; raise ValueError if the answer is another one."""
-    answer = daemon.say(f"sm_partition add {UUID} {chunks}\n")
+    answer = daemon.run_command(f"sm_partition add {UUID} {chunks}\n")
     if not (answer.startswith("Partition ") and answer.endswith(" created\n") and answer.count("\n") == 1):
         raise ValueError(answer)
     return answer.removeprefix("Partition ").removesuffix(" created\n")
@@ -85,7 +85,7 @@ def create_partition(daemon: DaemonProcess, chunks: int) -> str:
 def remove_partition(daemon: DaemonProcess, partition: str) -> str:
     """Remove a partition, and return the answer; the list reports whether it is gone."""
     uuid, _, name = partition.partition("/")
-    return daemon.say(f"sm_partition rm {uuid} {name}\n")
+    return daemon.run_command(f"sm_partition rm {uuid} {name}\n")
 
 
 def static_partitioning_enabled(directory: Path) -> bool:
@@ -102,11 +102,11 @@ def test_a_model_server_has_partitions_for_its_replicas(control: DaemonProcess) 
     assert control.start("-d", "-S").stderr == ""
     assert static_partitioning_enabled(control.directory / "pipe")
     probe = create_partition(control, 1)
-    (device,) = parse_lspart(control.say("lspart\n")).values()
+    (device,) = parse_lspart(control.run_command("lspart\n")).values()
     assert device.partitions[probe.partition("/")[2]] == (1, 8, False)
     remove_partition(control, probe)
     large, small = create_partition(control, 10), create_partition(control, 5)
-    (device,) = parse_lspart(control.say("lspart\n")).values()
+    (device,) = parse_lspart(control.run_command("lspart\n")).values()
     assert (device.free_chunks, device.used_chunks, device.free_sms, device.used_sms) == (0, 15, 12, 120)
     with pytest.raises(ValueError, match="INVALID_RESOURCE_CONFIGURATION"):
         create_partition(control, 1)
@@ -116,10 +116,10 @@ def test_a_model_server_has_partitions_for_its_replicas(control: DaemonProcess) 
     try:
         assert "in use" in remove_partition(control, large)
         (server,) = control.servers()
-        assert str(client.pid) in control.say(f"get_client_list {server}\n").split()
-        assert control.say(f"terminate_client {server} {client.pid}\n") == "0\n"
+        assert str(client.pid) in control.run_command(f"get_client_list {server}\n").split()
+        assert control.run_command(f"terminate_client {server} {client.pid}\n") == "0\n"
         remove_partition(control, large)
-        (device,) = parse_lspart(control.say("lspart\n")).values()
+        (device,) = parse_lspart(control.run_command("lspart\n")).values()
         assert list(device.partitions) == [small.partition("/")[2]]
     finally:
         client.process.kill()

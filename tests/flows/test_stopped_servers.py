@@ -69,7 +69,7 @@ def test_clients_that_died_behind_a_stopped_server_hold_no_turn(
     for client in clients[:2]:
         client.end(signal.SIGKILL)
     waiting = clients[2]
-    waiting.begin("init")
+    waiting.send("init")
     assert waiting.result() == "CUDA_SUCCESS"
     assert not alive(server)
     log = daemon.log()
@@ -85,7 +85,7 @@ def test_clients_that_died_behind_a_stopped_server_do_not_delay_a_quit_of_the_ne
     (server,) = daemon.servers()
     daemon.kill()
     assert daemon.start().returncode == 0
-    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "its return")
+    wait_until(lambda: daemon.run_command(f"get_server_status {server}") == "ACTIVE\n", "its return")
     os.kill(server, signal.SIGSTOP)
     clients[0].end(signal.SIGKILL)
     assert daemon.run([], "quit").returncode == 0
@@ -99,7 +99,7 @@ def test_a_stopped_server_takes_only_a_share_of_the_daemons_descriptors(
     first = daemon.client().connect()
     clients.append(first)
     (server,) = daemon.servers()
-    daemon.hear_out()
+    daemon.wait_for_server_messages()
     before = len(descriptors(daemon.pid))
     set_limit(daemon.pid, 256)
     os.kill(server, signal.SIGSTOP)
@@ -110,10 +110,10 @@ def test_a_stopped_server_takes_only_a_share_of_the_daemons_descriptors(
     # A quarter of them waits for the server, and a sixteenth are pidfds of clients.
     most = before + 256 // 4 + 256 // 16
     wait_until(lambda: len(descriptors(daemon.pid)) <= most, "the end of the connection that was refused")
-    assert str(first.pid) in daemon.say("ps").split()
+    assert str(first.pid) in daemon.run_command("ps").split()
     os.kill(server, signal.SIGCONT)
-    assert first.do("add") == RIGHT
-    wait_until(lambda: daemon.say(f"get_client_list {server}") == f"{first.pid}\n", "the others' end")
+    assert first.call("add") == RIGHT
+    wait_until(lambda: daemon.run_command(f"get_client_list {server}") == f"{first.pid}\n", "the others' end")
     wait_until(lambda: len(descriptors(daemon.pid)) <= before, "the end of their descriptors")
     assert isinstance(connect(daemon), SessionGranted)
 
@@ -126,9 +126,9 @@ def test_a_server_without_room_for_a_descriptor_outlives_its_daemon(
     (server,) = daemon.servers()
     set_limit(server, 3)
     daemon.kill()
-    assert first.do("add") == RIGHT
+    assert first.call("add") == RIGHT
     assert daemon.start().returncode == 0
     # It keeps its link, and needs no other one.
-    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "its return")
-    assert first.do("add") == RIGHT
+    wait_until(lambda: daemon.run_command(f"get_server_status {server}") == "ACTIVE\n", "its return")
+    assert first.call("add") == RIGHT
     assert daemon.servers() == [server]

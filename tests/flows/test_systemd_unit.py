@@ -53,10 +53,10 @@ def stop(daemon: DaemonProcess, directory: Path) -> Callable[[str], None]:
 
 
 def server_of(daemon: DaemonProcess) -> int:
-    daemon.say("start_server -uid 0")
+    daemon.run_command("start_server -uid 0")
     wait_until(lambda: bool(daemon.servers()))
     (server,) = daemon.servers()
-    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n")
+    wait_until(lambda: daemon.run_command(f"get_server_status {server}") == "ACTIVE\n")
     return server
 
 
@@ -85,9 +85,9 @@ def test_the_drain_units_commands_drain_and_serve_again(daemon: DaemonProcess) -
 
     subprocess.run(command("ExecStart"), env=daemon.environment, check=True, timeout=SECONDS)
     assert not alive(server)
-    assert daemon.say("get_drain_list") == "--all drained: 0 running, 0 held\n"
+    assert daemon.run_command("get_drain_list") == "--all drained: 0 running, 0 held\n"
     subprocess.run(command("ExecStop"), env=daemon.environment, check=True, timeout=SECONDS)
-    assert daemon.say("get_drain_list") == ""
+    assert daemon.run_command("get_drain_list") == ""
 
 
 @needs_systemd

@@ -70,7 +70,7 @@ def again_with_its_server(daemon: DaemonProcess, *options: str) -> None:
 def server_of(daemon: DaemonProcess) -> int:
     """Return the PID of the one server there is, ready."""
     (server,) = daemon.servers()
-    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the server")
+    wait_until(lambda: daemon.run_command(f"get_server_status {server}") == "ACTIVE\n", "the server")
     return server
 
 
@@ -99,7 +99,7 @@ def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_client
     (server,) = daemon.servers()
     daemon.kill()
     ask_to_end(daemon.directory / "pipe")
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
     assert alive(server)
     client.end()
 
@@ -118,36 +118,36 @@ def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_client
 def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(
     daemon: DaemonProcess, make_client: Make, make_spinner: Callable[[], ClientProcess]
 ) -> None:
-    daemon.say("set_default_active_thread_percentage 40\nset_default_client_priority 1")
+    daemon.run_command("set_default_active_thread_percentage 40\nset_default_client_priority 1")
     spinner, other = make_spinner(), make_client().connect()
-    assert other.do("newctx 0") == "CUDA_SUCCESS"
-    assert spinner.do("spin") == "CUDA_SUCCESS CUDA_ERROR_NOT_READY"
+    assert other.call("newctx 0") == "CUDA_SUCCESS"
+    assert spinner.call("spin") == "CUDA_SUCCESS CUDA_ERROR_NOT_READY"
     server = server_of(daemon)
-    daemon.say(f"set_active_thread_percentage {server} 30\nset_device_pinned_mem_limit {server} 0 2G")
+    daemon.run_command(f"set_active_thread_percentage {server} 30\nset_device_pinned_mem_limit {server} 0 2G")
     lists = f"ps\nget_server_list\nget_client_list {server}\nget_device_client_list\nget_server_status {server}"
     settings = (
         f"get_default_active_thread_percentage\nget_active_thread_percentage {server}\n"
         f"get_device_pinned_mem_limit {server} 0\nget_default_device_pinned_mem_limit 0"
     )
-    daemon.hear_out()
-    before = daemon.say(f"{lists}\n{settings}")
+    daemon.wait_for_server_messages()
+    before = daemon.run_command(f"{lists}\n{settings}")
     daemon.kill()
-    assert other.do("add") == RIGHT
+    assert other.call("add") == RIGHT
     again_with_its_server(daemon)
-    assert daemon.say(f"{lists}\n{settings}") == before
+    assert daemon.run_command(f"{lists}\n{settings}") == before
     # Ids continue above those that were.
-    shown = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]}
+    shown = {line.split()[1] for line in daemon.run_command("ps").splitlines()[1:]}
     late = make_client().connect()
-    daemon.hear_out()
-    new = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]} - shown
+    daemon.wait_for_server_messages()
+    new = {line.split()[1] for line in daemon.run_command("ps").splitlines()[1:]} - shown
     assert [int(id_) > max(map(int, shown)) for id_ in new] == [True]
     # New clients get the limits that were set: 30 % of 132 SMs, in whole groups of 2.
-    assert late.do("sm") == "38"
-    assert late.do("mem").split()[1] == "2048"
+    assert late.call("sm") == "38"
+    assert late.call("mem").split()[1] == "2048"
     assert not spinner.has_result()
-    assert spinner.do("release") == "CUDA_SUCCESS"
-    assert spinner.do("spun") == "CUDA_SUCCESS wrong=0"
-    assert [client.do("add") for client in (other, late)] == [RIGHT, RIGHT]
+    assert spinner.call("release") == "CUDA_SUCCESS"
+    assert spinner.call("spun") == "CUDA_SUCCESS wrong=0"
+    assert [client.call("add") for client in (other, late)] == [RIGHT, RIGHT]
 
 
 def test_quit_after_it_leaves_nothing(daemon: DaemonProcess, make_client: Make) -> None:
@@ -156,8 +156,8 @@ def test_quit_after_it_leaves_nothing(daemon: DaemonProcess, make_client: Make) 
     daemon.kill()
     again(daemon)
     client.end()
-    wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the client's end")
-    daemon.say("quit")
+    wait_until(lambda: daemon.run_command(f"get_client_list {server}") == "", "the client's end")
+    daemon.run_command("quit")
     wait_until(lambda: not alive(daemon.pid) and not alive(server), "the end")
     files = {path.name for path in (daemon.directory / "pipe").iterdir()}
     assert files == {"control", "control_lock", "control_privileged"}
@@ -169,16 +169,16 @@ def test_clients_that_begin_after_an_idle_daemon_was_killed_wait_for_the_next(
 ) -> None:
     clients = [make_client() for _ in range(2)]
     for client in clients:
-        client.do("error")  # it runs, and has not connected
+        client.call("error")  # it runs, and has not connected
     daemon.kill()
     for client in clients:
-        client.begin("init")
+        client.send("init")
     wait_until(lambda: all(sockets_of(client.pid) for client in clients), "the connections")
     assert not any(client.has_result() for client in clients)
     again(daemon)
     assert [client.result() for client in clients] == ["CUDA_SUCCESS"] * 2
-    assert [client.do("ctx 0") for client in clients] == ["CUDA_SUCCESS"] * 2
-    assert [client.do("add") for client in clients] == [RIGHT] * 2
+    assert [client.call("ctx 0") for client in clients] == ["CUDA_SUCCESS"] * 2
+    assert [client.call("add") for client in clients] == [RIGHT] * 2
 
 
 @pytest.mark.long
@@ -187,13 +187,13 @@ def test_log_lines_of_the_time_between_are_not_lost(daemon: DaemonProcess, make_
     server_of(daemon)
     daemon.kill()
     leaves.end()
-    assert stays.do("newctx 0") == "CUDA_SUCCESS"
+    assert stays.call("newctx 0") == "CUDA_SUCCESS"
     again(daemon)
     text = f"Volta MPS: status of client {{{stays.pid}, 2}} is ACTIVE"
     wait_until(lambda: text in daemon.log("server.log"), "what was said meanwhile")
     wait_until(lambda: f"Client {leaves.pid} disconnected" in daemon.log("server.log"), "the end of the other")
-    assert [line.split()[0] for line in daemon.say("ps").splitlines()[1:]] == [str(stays.pid)]
-    assert stays.do("add") == RIGHT
+    assert [line.split()[0] for line in daemon.run_command("ps").splitlines()[1:]] == [str(stays.pid)]
+    assert stays.call("add") == RIGHT
 
 
 @pytest.mark.long(but=["10001"])
@@ -203,9 +203,9 @@ def test_a_client_in_the_queue_keeps_its_connection(daemon: DaemonProcess, make_
     server = server_of(daemon)
     if uid == A:
         # It leaves with its last client: even its own user's next one waits.
-        daemon.say(f"shutdown_server {server}")
+        daemon.run_command(f"shutdown_server {server}")
     waiting = make_client(uid)
-    waiting.begin("init")
+    waiting.send("init")
     wait_until(lambda: is_queued(daemon, waiting), "the queue")
     connection = sockets_of(waiting.pid)
     assert connection
@@ -215,11 +215,11 @@ def test_a_client_in_the_queue_keeps_its_connection(daemon: DaemonProcess, make_
         wait_until(lambda times=times: is_queued(daemon, waiting, times), "the queue of the next daemon")
     assert sockets_of(waiting.pid) == connection
     assert not waiting.has_result()
-    assert active.do("add") == RIGHT
+    assert active.call("add") == RIGHT
     active.end()
     assert waiting.result() == "CUDA_SUCCESS"
-    assert waiting.do("ctx 0") == "CUDA_SUCCESS"
-    assert waiting.do("add") == RIGHT
+    assert waiting.call("ctx 0") == "CUDA_SUCCESS"
+    assert waiting.call("add") == RIGHT
 
 
 @pytest.mark.long(but=["1-NEW CLIENT"])
@@ -240,15 +240,15 @@ def test_killed_at_any_moment_of_an_admission(
     neighbours = [make_client().connect() for _ in range(others)]
     client = make_client()
     lines = sum(word in line for line in daemon.log())
-    client.begin("init")
+    client.send("init")
     wait_until(lambda: sum(word in line for line in daemon.log()) > lines, word)
     daemon.kill()
     again(daemon)
     assert client.result() == "CUDA_SUCCESS"
-    assert client.do("ctx 0") == "CUDA_SUCCESS"
-    assert [client_process.do("add") for client_process in (client, *neighbours)] == [RIGHT] * (1 + others)
+    assert client.call("ctx 0") == "CUDA_SUCCESS"
+    assert [client_process.call("add") for client_process in (client, *neighbours)] == [RIGHT] * (1 + others)
     assert len(daemon.servers()) == 1
-    assert len(daemon.say(f"get_client_list {server_of(daemon)}").split()) == 1 + others
+    assert len(daemon.run_command(f"get_client_list {server_of(daemon)}").split()) == 1 + others
 
 
 @pytest.mark.long
@@ -261,12 +261,12 @@ def test_one_server_for_all_users_is_taken_over_too(
     for client in clients:
         request.addfinalizer(lambda client=client: client.end(signal.SIGKILL))
         client.connect()
-    daemon.hear_out()
-    before = daemon.say("ps")
+    daemon.wait_for_server_messages()
+    before = daemon.run_command("ps")
     daemon.kill()
     again_with_its_server(daemon, "-multiuser-server")
-    assert daemon.say("ps") == before
-    assert [client.do("add") for client in clients] == [RIGHT, RIGHT]
+    assert daemon.run_command("ps") == before
+    assert [client.call("add") for client in clients] == [RIGHT, RIGHT]
 
 
 @pytest.mark.long
@@ -281,14 +281,14 @@ def test_the_daemon_of_an_ordinary_user_is_replaced_in_the_same_way(
     client = daemon.client()
     try:
         client.connect()
-        daemon.hear_out()
-        before = daemon.say("ps")
+        daemon.wait_for_server_messages()
+        before = daemon.run_command("ps")
         daemon.kill()
         again_with_its_server(daemon)
-        assert daemon.say("ps") == before
+        assert daemon.run_command("ps") == before
         again_with_its_server(daemon, "--replace")
-        assert daemon.say("ps") == before
-        assert client.do("add") == RIGHT
+        assert daemon.run_command("ps") == before
+        assert client.call("add") == RIGHT
     finally:
         client.end(signal.SIGKILL)
 
@@ -301,47 +301,47 @@ def test_clients_that_begin_while_a_busy_daemon_is_gone_wait_for_the_next(
     server = server_of(daemon)
     daemon.kill()
     late = make_client()
-    late.begin("init")
+    late.send("init")
     wait_until(lambda: bool(sockets_of(late.pid)), "the connection")
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
     assert not late.has_result()
     again(daemon)
     assert late.result() == "CUDA_SUCCESS"
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
     assert daemon.servers() == [server]
 
 
 @pytest.mark.long
 def test_a_waiting_client_that_ends_meanwhile_is_not_admitted(daemon: DaemonProcess, make_client: Make) -> None:
     active, waiting, late = make_client(A).connect(), make_client(B), make_client(B)
-    late.do("error")  # it runs, and has not connected
-    waiting.begin("init")
+    late.call("error")  # it runs, and has not connected
+    waiting.send("init")
     wait_until(lambda: is_queued(daemon, waiting), "the queue")
     daemon.kill()
-    late.begin("init")
+    late.send("init")
     wait_until(lambda: bool(sockets_of(late.pid)), "the connection")
     for client in (waiting, late):
         client.end(signal.SIGKILL)
     again(daemon)
     active.end()
-    assert make_client(B).connect().do("add") == RIGHT
-    daemon.hear_out()
-    assert len(daemon.say("ps").splitlines()) == 2
+    assert make_client(B).connect().call("add") == RIGHT
+    daemon.wait_for_server_messages()
+    assert len(daemon.run_command("ps").splitlines()) == 2
 
 
 @pytest.mark.long
 def test_the_queue_has_the_same_order_after_the_daemon_was_killed(daemon: DaemonProcess, make_client: Make) -> None:
     active, first, last = make_client(A).connect(), make_client(B), make_client(D)
-    first.begin("init")
+    first.send("init")
     wait_until(lambda: is_queued(daemon, first), "the queue")
-    daemon.say(f"start_server -uid {C}")
-    last.begin("init")
+    daemon.run_command(f"start_server -uid {C}")
+    last.send("init")
     wait_until(lambda: is_queued(daemon, last), "the queue")
-    before = daemon.say("get_waiting_list --json")
+    before = daemon.run_command("get_waiting_list --json")
     daemon.kill()
     again(daemon)
     wait_until(lambda: is_queued(daemon, first, times=2) and is_queued(daemon, last, times=2), "the return of both")
-    users = [(entry["uid"], entry["pid"]) for entry in json.loads(daemon.say("get_waiting_list --json"))]
+    users = [(entry["uid"], entry["pid"]) for entry in json.loads(daemon.run_command("get_waiting_list --json"))]
     assert users == [(entry["uid"], entry["pid"]) for entry in json.loads(before)]
     assert users == [(B, first.pid), (C, 0), (D, last.pid)]
     active.end()
@@ -355,7 +355,7 @@ def test_the_queue_has_the_same_order_after_the_daemon_was_killed(daemon: Daemon
 @pytest.mark.long
 def test_a_queued_start_of_a_server_outlives_the_daemon(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client(A).connect()
-    daemon.say(f"start_server -uid {B}")
+    daemon.run_command(f"start_server -uid {B}")
     daemon.kill()
     again(daemon)
     client.end()
@@ -366,7 +366,7 @@ def test_a_queued_start_of_a_server_outlives_the_daemon(daemon: DaemonProcess, m
 def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)
-    quitting = daemon.begin("quit")
+    quitting = daemon.start_command("quit")
     line = "Server was unable to shutdown due to 2 active clients"
     wait_until(lambda: line in daemon.log("server.log"), "the quit")
     daemon.kill()
@@ -374,24 +374,24 @@ def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make)
     again(daemon)
     assert "An operator asked the previous daemon to quit; this daemon will quit instead" in daemon.log()
     assert daemon.servers() == [server]
-    assert client.do("add") == RIGHT
-    assert make_client().do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert client.call("add") == RIGHT
+    assert make_client().call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
     client.end()
     wait_until(lambda: not alive(daemon.pid) and not alive(server), "the end")
     assert daemon.log()[-1] == "Exit with status 0"
     # It is done: the next one is a new daemon.
     again(daemon)
-    assert make_client().do("init") == "CUDA_SUCCESS"
+    assert make_client().call("init") == "CUDA_SUCCESS"
 
 
 def test_a_server_without_clients_is_taken_over(daemon: DaemonProcess, make_client: Make) -> None:
-    daemon.say("start_server -uid 0")
+    daemon.run_command("start_server -uid 0")
     wait_until(lambda: bool(daemon.servers()), "a server")
     server = server_of(daemon)
     daemon.kill()
     again(daemon)
     assert server_of(daemon) == server
-    assert make_client().connect().do("add") == RIGHT
+    assert make_client().connect().call("add") == RIGHT
     assert daemon.servers() == [server]
 
 
@@ -403,12 +403,12 @@ def test_a_server_is_killed_while_there_is_no_daemon(daemon: DaemonProcess, make
     os.kill(server, signal.SIGKILL)
     assert client.first_error() == "CUDA_ERROR_MPS_RPC_FAILURE"
     late = make_client()
-    late.begin("init")
+    late.send("init")
     wait_until(lambda: bool(sockets_of(late.pid)), "the connection")
     again(daemon)
     assert late.result() == "CUDA_SUCCESS"
-    assert late.do("ctx 0") == "CUDA_SUCCESS"
-    assert late.do("add") == RIGHT
+    assert late.call("ctx 0") == "CUDA_SUCCESS"
+    assert late.call("add") == RIGHT
     assert server not in daemon.servers()
     assert len(daemon.servers()) == 1
 
@@ -418,11 +418,11 @@ def test_a_server_whose_last_client_leaves_meanwhile_is_taken_over(daemon: Daemo
     client = make_client().connect()
     server = server_of(daemon)
     daemon.kill()
-    assert [client.do("add") for _ in range(3)] == [RIGHT] * 3
+    assert [client.call("add") for _ in range(3)] == [RIGHT] * 3
     client.end()
     again(daemon)
     assert server_of(daemon) == server
-    assert daemon.say(f"get_client_list {server}") == ""
+    assert daemon.run_command(f"get_client_list {server}") == ""
 
 
 @pytest.mark.long
@@ -432,9 +432,9 @@ def test_a_server_that_does_not_return_is_given_up(daemon: DaemonProcess, make_c
     daemon.kill()
     os.kill(server, signal.SIGSTOP)
     again(daemon)
-    assert daemon.say(f"get_server_status {server}") == "INITIALIZING\n"
+    assert daemon.run_command(f"get_server_status {server}") == "INITIALIZING\n"
     late = make_client()
-    late.begin("init")
+    late.send("init")
     assert late.result() == "CUDA_SUCCESS"
     assert not alive(server)
 
@@ -452,7 +452,7 @@ def test_a_stopped_server_of_the_daemon_before_leaves_no_stopped_executor(
     for pid in processes:
         os.kill(pid, signal.SIGSTOP)
     try:
-        daemon.say("quit -t 0")
+        daemon.run_command("quit -t 0")
         wait_until(lambda: not alive(daemon.pid), "the end of the daemon")
         wait_until(lambda: not any(map(alive, processes)), "the end of what the server had")
     finally:
@@ -472,28 +472,31 @@ def test_a_fault_between_two_daemons(
         request.addfinalizer(lambda client=client: client.end(signal.SIGKILL))
     server = server_of(daemon)
     daemon.kill()
-    assert culprit.do("illegal") == "CUDA_SUCCESS"
-    assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert culprit.call("illegal") == "CUDA_SUCCESS"
+    assert culprit.call("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
     again(daemon)
-    wait_until(lambda: daemon.say(f"get_server_status {server}") == "FAULT\n", "its return with the fault")
+    wait_until(lambda: daemon.run_command(f"get_server_status {server}") == "FAULT\n", "its return with the fault")
     culprit.end()
-    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the end of the fault")
+    wait_until(lambda: daemon.run_command(f"get_server_status {server}") == "ACTIVE\n", "the end of the fault")
     late = daemon.client()
     request.addfinalizer(lambda: late.end(signal.SIGKILL))
-    assert [client.do("add") for client in (late.connect(), other)] == [RIGHT, RIGHT]
+    assert [client.call("add") for client in (late.connect(), other)] == [RIGHT, RIGHT]
 
 
 def test_limits_outlive_a_daemon_without_servers(daemon: DaemonProcess) -> None:
-    daemon.say("set_default_active_thread_percentage 25\nset_default_device_pinned_mem_limit 0 1G")
+    daemon.run_command("set_default_active_thread_percentage 25\nset_default_device_pinned_mem_limit 0 1G")
     daemon.kill()
     again(daemon)
     daemon.kill()
     again(daemon)
-    assert daemon.say("get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0") == "25.0\n1G\n"
-    daemon.say("quit")
+    assert (
+        daemon.run_command("get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0")
+        == "25.0\n1G\n"
+    )
+    daemon.run_command("quit")
     daemon.await_end()
     again(daemon)
-    assert daemon.say("get_default_active_thread_percentage") == "100.0\n"
+    assert daemon.run_command("get_default_active_thread_percentage") == "100.0\n"
 
 
 def test_a_daemon_with_other_devices_does_not_take_over_a_server(daemon: DaemonProcess, make_client: Make) -> None:
@@ -506,7 +509,7 @@ def test_a_daemon_with_other_devices_does_not_take_over_a_server(daemon: DaemonP
     line = f"Not taking over server {server} ({reason}); it will exit with its last client"
     wait_until(lambda: line in daemon.log(), "its return in vain")
     assert daemon.servers() == []
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
     client.end()
     wait_until(lambda: not alive(server), "the end of the server")
 
@@ -518,29 +521,29 @@ def test_a_daemon_with_other_devices_does_not_take_over_a_server(daemon: DaemonP
 def test_replace_under_load(daemon: DaemonProcess, make_client: Make) -> None:
     clients = [make_client(uid).connect() for uid in (A, A, A)]
     waiting = make_client(B)
-    waiting.begin("init")
+    waiting.send("init")
     wait_until(lambda: is_queued(daemon, waiting), "the queue")
-    daemon.hear_out()
-    before, first = daemon.say("ps"), daemon.pid
+    daemon.wait_for_server_messages()
+    before, first = daemon.run_command("ps"), daemon.pid
     for _ in range(3):
         for client in clients:
-            client.begin("add")
+            client.send("add")
         again_with_its_server(daemon, "--replace")
         assert [client.result() for client in clients] == [RIGHT] * 3
-        assert daemon.say("ps") == before
+        assert daemon.run_command("ps") == before
     assert not alive(first)
     assert daemon.log().count("Handing over to another daemon; servers keep running") == 3
     for client in clients:
         client.end()
     assert waiting.result() == "CUDA_SUCCESS"
-    daemon.say("quit -t 0")
+    daemon.run_command("quit -t 0")
     wait_until(lambda: not alive(daemon.pid), "the end")
 
 
 def test_replace_without_a_daemon_is_a_start(make_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_daemon()
     again(daemon, "--replace")
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""
 
 
 def test_replace_by_one_that_cannot_start_costs_nothing(daemon: DaemonProcess) -> None:
@@ -548,7 +551,7 @@ def test_replace_by_one_that_cannot_start_costs_nothing(daemon: DaemonProcess) -
     done = daemon.run(["-d", "--replace"])
     assert done.returncode == 1
     assert alive(daemon.pid)
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""
 
 
 def test_replace_needs_a_start(daemon: DaemonProcess) -> None:
@@ -578,16 +581,16 @@ def test_a_pid_file_that_names_another_process_does_no_harm(daemon: DaemonProces
 @pytest.mark.long
 def test_replace_in_the_foreground(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
-    daemon.hear_out()
-    before = daemon.say("ps")
+    daemon.wait_for_server_messages()
+    before = daemon.run_command("ps")
     words = [PYMPSD, "-f", "--replace"]
     null = subprocess.DEVNULL
     with kill_after(subprocess.Popen(words, env=daemon.environment, stdin=null, stdout=null)) as new:
         daemon.await_end()
         wait_until(lambda: daemon.run([], "ps").stdout == before, "the new daemon")
-        assert client.do("add") == RIGHT
+        assert client.call("add") == RIGHT
         client.end()
-        daemon.say("quit")
+        daemon.run_command("quit")
         assert new.wait(SECONDS) == 0
 
 
@@ -605,10 +608,10 @@ def another_keeper(daemon: DaemonProcess, before: int) -> int:
 @pytest.mark.long
 def test_a_keeper_that_is_killed_is_followed_by_another(daemon: DaemonProcess, make_client: Make) -> None:
     active, waiting = make_client(A).connect(), make_client(B)
-    waiting.begin("init")
+    waiting.send("init")
     wait_until(lambda: is_queued(daemon, waiting), "the queue")
-    daemon.hear_out()
-    before, connection = daemon.say("ps"), sockets_of(waiting.pid)
+    daemon.wait_for_server_messages()
+    before, connection = daemon.run_command("ps"), sockets_of(waiting.pid)
     for times in (2, 3):
         keeper = daemon.keeper()
         os.kill(keeper, signal.SIGKILL)
@@ -616,8 +619,8 @@ def test_a_keeper_that_is_killed_is_followed_by_another(daemon: DaemonProcess, m
         daemon.kill()
         again_with_its_server(daemon)
         wait_until(lambda times=times: is_queued(daemon, waiting, times), "the queue of the next daemon")
-        assert daemon.say("ps") == before
-    assert active.do("add") == RIGHT
+        assert daemon.run_command("ps") == before
+    assert active.call("add") == RIGHT
     assert sockets_of(waiting.pid) == connection
     active.end()
     assert waiting.result() == "CUDA_SUCCESS"
@@ -628,10 +631,10 @@ def test_without_daemon_and_keeper_everything_ends_and_the_next_starts_clean(
     daemon: DaemonProcess, make_client: Make
 ) -> None:
     active, waiting, late = make_client(A).connect(), make_client(B), make_client(A)
-    late.do("error")  # it runs, and has not connected
+    late.call("error")  # it runs, and has not connected
     server = server_of(daemon)
     executors = children_of(server)
-    waiting.begin("init")
+    waiting.send("init")
     wait_until(lambda: is_queued(daemon, waiting), "the queue")
     kill_both(daemon)
     wait_until(lambda: not alive(server), "the end of the server")
@@ -639,11 +642,11 @@ def test_without_daemon_and_keeper_everything_ends_and_the_next_starts_clean(
     assert active.first_error() == "CUDA_ERROR_MPS_RPC_FAILURE"
     assert waiting.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
     # It requires MPS, so that it goes no other way.
-    assert late.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    assert late.do("error").startswith("no MPS control daemon at ")
+    assert late.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert late.call("error").startswith("no MPS control daemon at ")
     again(daemon)
     assert daemon.servers() == []
-    assert make_client(B).connect().do("add") == RIGHT
+    assert make_client(B).connect().call("add") == RIGHT
 
 
 @pytest.mark.long
@@ -658,7 +661,7 @@ def test_servers_that_still_end_are_not_taken_over(daemon: DaemonProcess, make_c
         os.kill(server, signal.SIGCONT)
     wait_until(lambda: not alive(server), "the end of the server")
     assert client.first_error() == "CUDA_ERROR_MPS_RPC_FAILURE"
-    assert make_client().connect().do("add") == RIGHT
+    assert make_client().connect().call("add") == RIGHT
     assert server not in daemon.servers()
 
 
@@ -667,14 +670,14 @@ def test_a_stopped_keeper_is_killed_by_the_next_daemon(daemon: DaemonProcess, ma
     client = make_client().connect()
     server, keeper = server_of(daemon), daemon.keeper()
     suspend(keeper)
-    assert make_client().connect().do("add") == RIGHT
+    assert make_client().connect().call("add") == RIGHT
     daemon.kill()
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
     again(daemon)
     assert not alive(keeper)
     wait_until(lambda: not alive(server), "the end of the server, whose link nobody has")
     assert client.first_error() == "CUDA_ERROR_MPS_RPC_FAILURE"
-    assert make_client().connect().do("add") == RIGHT
+    assert make_client().connect().call("add") == RIGHT
 
 
 @pytest.mark.long
@@ -682,13 +685,13 @@ def test_a_keeper_that_was_stopped_for_a_while_has_missed_nothing(daemon: Daemon
     keeper = daemon.keeper()
     suspend(keeper)
     client, waiting = make_client(A).connect(), make_client(B)
-    waiting.begin("init")
+    waiting.send("init")
     wait_until(lambda: is_queued(daemon, waiting), "the queue")
     daemon.kill()
     os.kill(keeper, signal.SIGCONT)
     again(daemon)
     assert daemon.keeper() == keeper
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
     client.end()
     assert waiting.result() == "CUDA_SUCCESS"
 
@@ -697,7 +700,7 @@ def test_the_keeper_ends_with_its_daemon(daemon: DaemonProcess, make_client: Mak
     make_client().connect().end()
     keeper = daemon.keeper()
     assert alive(keeper)
-    daemon.say("quit")
+    daemon.run_command("quit")
     wait_until(lambda: not alive(daemon.pid) and not alive(keeper), "the end")
     assert not (daemon.directory / "pipe" / "pympsd.keeper").exists()
 
@@ -737,7 +740,7 @@ def test_killed_at_any_moment_under_load(daemon: DaemonProcess, make_client: Mak
             while waiting:
                 with waiting.pop() as connection:
                     _take_grant(connection)
-            assert active.do("add") == RIGHT
+            assert active.call("add") == RIGHT
     finally:
         for connection in waiting:
             connection.close()

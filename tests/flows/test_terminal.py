@@ -69,10 +69,10 @@ def test_a_misspelt_command_is_answered_with_the_nearest(terminal: Terminal, dae
 
 
 def test_a_tab_completes_the_pid_of_a_server(terminal: Terminal, daemon: DaemonProcess) -> None:
-    daemon.say("start_server -uid 0")
+    daemon.run_command("start_server -uid 0")
     wait_until(lambda: bool(daemon.servers()), "a server")
     (server,) = daemon.servers()
-    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "its start")
+    wait_until(lambda: daemon.run_command(f"get_server_status {server}") == "ACTIVE\n", "its start")
     assert "ACTIVE" in terminal.enter("get_server_status \t")
 
 

@@ -51,17 +51,17 @@ Make = Callable[[DaemonProcess], ClientProcess]
 
 
 def _status(daemon: DaemonProcess, server: int) -> str:
-    return daemon.say(f"get_server_status {server}").strip()
+    return daemon.run_command(f"get_server_status {server}").strip()
 
 
 def _never_ends(client: ClientProcess, neighbour: ClientProcess) -> None:
     """Launch a kernel that never ends; it has begun when the neighbour's, on the same device, have ended."""
-    assert client.do("endless") == READY
-    assert neighbour.do("add") == RIGHT
+    assert client.call("endless") == READY
+    assert neighbour.call("add") == RIGHT
 
 
 def _free_mib(client: ClientProcess) -> int:
-    return int(client.do("mem").split()[0])
+    return int(client.call("mem").split()[0])
 
 
 def _measure_held(node: Node, pid: int) -> int:
@@ -81,8 +81,8 @@ def test_without_the_option_the_answer_is_702_and_no_other_client_notices(node: 
     assert done.stdout == "702\n"
     assert "still runs, or its executor is stopped; a daemon with --terminate-by-reset would end it" in done.stderr
     assert _status(daemon, server) == "ACTIVE"
-    assert client.do("sync") == TERMINATED
-    assert neighbour.do("add") == RIGHT
+    assert client.call("sync") == TERMINATED
+    assert neighbour.call("add") == RIGHT
     assert children_of(server) == executors
     log = daemon.log("server.log")
     assert f"Client termination of process {client.pid} did not finish within 10 s." in log
@@ -93,28 +93,28 @@ def test_without_the_option_the_answer_is_702_and_no_other_client_notices(node: 
 def test_with_it_the_device_is_reset_as_by_a_fatal_fault(node: Node, make: Callable[..., ClientProcess]) -> None:
     daemon = _daemon(node, "--terminate-by-reset")
     a, b, c, d = (make(daemon, device) for device in (0, 0, 1, 2))
-    assert b.do("newctx 1") == READY
+    assert b.call("newctx 1") == READY
     (server,) = daemon.servers()
     before = children_of(server)
     _never_ends(a, b)
-    a.begin("sync")
-    assert daemon.say(f"terminate_client {server} {a.pid}") == "0\n"
+    a.send("sync")
+    assert daemon.run_command(f"terminate_client {server} {a.pid}") == "0\n"
     assert _status(daemon, server) == "FAULT"
     assert len(set(before) & set(children_of(server))) == 2, "the process of device 0 alone has ended"
     assert a.result() == TERMINATED, "notified when the operator's request came"
-    assert [b.first_error(), b.do("ctx 0"), b.first_error()] == [ELSEWHERE, READY, ELSEWHERE]
+    assert [b.first_error(), b.call("ctx 0"), b.first_error()] == [ELSEWHERE, READY, ELSEWHERE]
     assert c.first_error() == ELSEWHERE
-    assert d.do("add") == RIGHT
-    assert a.do("newctx 0") == ELSEWHERE, "as after any fatal fault the process has to end"
+    assert d.call("add") == RIGHT
+    assert a.call("newctx 0") == ELSEWHERE, "as after any fatal fault the process has to end"
     late = node.client(daemon)
-    assert late.do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
-    assert daemon.say(f"terminate_client {server} {a.pid}") == "201\n"
+    assert late.call("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    assert daemon.run_command(f"terminate_client {server} {a.pid}") == "201\n"
     for client in (a, b, c):
         assert _status(daemon, server) == "FAULT"
         client.end()
     wait_until(lambda: _status(daemon, server) == "ACTIVE", "the recovery")
-    assert make(daemon).do("add") == RIGHT
-    assert d.do("add") == RIGHT
+    assert make(daemon).call("add") == RIGHT
+    assert d.call("add") == RIGHT
     log = daemon.log("server.log")
     story = [
         f"Client termination of process {a.pid} did not finish within 10 s.",
@@ -135,14 +135,14 @@ def test_with_it_a_kernel_that_ends_in_time_resets_nothing(node: Node, make: Mak
     daemon = _daemon(node, "--terminate-by-reset")
     client, neighbour = make(daemon), make(daemon)
     (server,) = daemon.servers()
-    assert client.do("add") == RIGHT
-    client.begin("add")
-    assert daemon.say(f"terminate_client {server} {client.pid}") == "0\n"
+    assert client.call("add") == RIGHT
+    client.send("add")
+    assert daemon.run_command(f"terminate_client {server} {client.pid}") == "0\n"
     client.result()
     assert _status(daemon, server) == "ACTIVE"
-    assert neighbour.do("add") == RIGHT
-    assert client.do("newctx 0") == READY
-    assert client.do("add") == RIGHT
+    assert neighbour.call("add") == RIGHT
+    assert client.call("newctx 0") == READY
+    assert client.call("add") == RIGHT
 
 
 @pytest.mark.long
@@ -151,14 +151,14 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
     client, neighbour = make(daemon), make(daemon)
     (server,) = daemon.servers()
     (executor,) = children_of(server)
-    assert client.do(f"alloc {GIB}").startswith(READY)
+    assert client.call(f"alloc {GIB}").startswith(READY)
     _never_ends(client, neighbour)
     before = _free_mib(neighbour)
     client.end(signal.SIGKILL)
     wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "the client's end")
     assert _free_mib(neighbour) == before
     wait_until(lambda: _measure_held(node, server) > 1024, "the server to be shown with what is left")
-    assert neighbour.do("add") == RIGHT
+    assert neighbour.call("add") == RIGHT
     cuda_context = make(daemon)
     assert children_of(server) == [executor], "a client is there: it continues"
     for program in (neighbour, cuda_context):
@@ -166,7 +166,7 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
     wait_until(lambda: not alive(executor), "the end of the process that runs the kernel")
     again = make(daemon)
     assert _free_mib(again) > before
-    assert again.do("add") == RIGHT
+    assert again.call("add") == RIGHT
     wait_until(lambda: _measure_held(node, server) == 0, "nothing to be left")
     log = daemon.log("server.log")
     assert (
@@ -185,11 +185,11 @@ def test_a_context_that_its_process_closes_is_treated_alike(node: Node, make: Ma
     (executor,) = children_of(server)
     _never_ends(client, neighbour)
     neighbour.end()
-    wait_until(lambda: daemon.say(f"get_client_list {server}") == f"{client.pid}\n", "the neighbour's end")
-    assert client.do("close 0") == READY
+    wait_until(lambda: daemon.run_command(f"get_client_list {server}") == f"{client.pid}\n", "the neighbour's end")
+    assert client.call("close 0") == READY
     assert not alive(executor)
-    assert client.do("ctx 0") == READY
-    assert client.do("add") == RIGHT
+    assert client.call("ctx 0") == READY
+    assert client.call("add") == RIGHT
     (another,) = children_of(server)
     assert another != executor
 

@@ -121,7 +121,7 @@ def test_top_once_prints_servers_and_clients(
     daemon: DaemonProcess, make_client: Callable[..., ClientProcess]
 ) -> None:
     client_process = make_client(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25").connect()
-    assert client_process.do(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
+    assert client_process.call(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
 
     def memory() -> int:
         (server,) = json.loads(daemon.run(["top", "--json"]).stdout)["servers"]
@@ -219,7 +219,7 @@ def test_a_client_is_terminated_when_that_is_confirmed(
         screen.until(f"terminate client {client.pid}")
         screen.type("no\r")
         screen.until("not terminated")
-        assert client.do("sync") == "CUDA_SUCCESS"
+        assert client.call("sync") == "CUDA_SUCCESS"
         screen.type("t")
         screen.until("yes or no")
         screen.type("yes\r")

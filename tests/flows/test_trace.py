@@ -74,7 +74,7 @@ def test_a_trace_has_clients_servers_and_what_devices_do(
     start(daemon, trace)
     late = client().connect()
     for program in (early, late):
-        assert program.do("add") == RIGHT
+        assert program.call("add") == RIGHT
         program.end()
     tracks = stop(daemon, trace)
     (status,) = find_tracks(tracks, "server uid_")
@@ -97,13 +97,13 @@ def test_turns_waits_and_faults(make_daemon: Callable[..., DaemonProcess], trace
     with clients_of(daemon) as client:
         first = client(0).connect()
         second = client(NOBODY)
-        second.begin("init")
+        second.send("init")
         wait_until(lambda: "is waiting for its turn" in "".join(daemon.log()))
         first.end()
         assert second.result() == "CUDA_SUCCESS"
-        assert second.do("ctx 0") == "CUDA_SUCCESS"
-        second.do("trap")
-        second.do("sync")
+        assert second.call("ctx 0") == "CUDA_SUCCESS"
+        second.call("trap")
+        second.call("sync")
         second.end()
         tracks = stop(daemon, trace)
     (turns,) = find_tracks(tracks, "MPS control daemon: turns")
@@ -124,7 +124,7 @@ def test_servers_of_protocol_3(make_daemon: Callable[..., DaemonProcess], trace:
     with clients_of(daemon) as client:
         pipe = daemon.environment["CUDA_MPS_PIPE_DIRECTORY"]
         client_process = client(CUDA_MPS_PIPE_DIRECTORY=f"{pipe}/b").connect()
-        assert client_process.do("add") == RIGHT
+        assert client_process.call("add") == RIGHT
         client_process.end()
         tracks = stop(daemon, trace)
     assert len(find_tracks(tracks, "MPS control daemon: server ")) == 2
@@ -142,7 +142,7 @@ def test_wrong_trace_commands_are_refused(daemon: DaemonProcess, trace: Path) ->
     assert get_refusal("start", str(trace)) == f"{trace} exists: remove it, or name another file.\n"
     assert trace.read_text() == "mine"
     assert "No such file or directory" in get_refusal("start", f"{trace.parent}/no/such/folder")
-    assert "give an absolute path" in daemon.say("trace start here.json")
+    assert "give an absolute path" in daemon.run_command("trace start here.json")
     assert get_refusal("start") == "'trace start' needs <file>.\n"
     trace.unlink()
     start(daemon, trace)
@@ -195,7 +195,7 @@ def test_a_trace_that_was_removed_is_missed(daemon: DaemonProcess, trace: Path) 
 @pytest.mark.long
 def test_a_stopped_server_is_named(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
     start(daemon, trace)
-    assert client().connect().do("add") == RIGHT
+    assert client().connect().call("add") == RIGHT
     (server,) = daemon.servers()
     suspend(server)
     done = daemon.run(["trace", "stop"])
@@ -214,13 +214,13 @@ def test_a_trace_ends_with_the_daemon_that_is_replaced(
     with clients_of(daemon) as client:
         client_process = client().connect()
         start(daemon, trace)
-        assert client_process.do("add") == RIGHT
+        assert client_process.call("add") == RIGHT
         done = daemon.start("-d", "--replace")
         assert (done.returncode, done.stdout) == (0, "")
         assert done.stderr == f"the trace {trace} ended with the daemon before: begin another with 'trace start'\n"
         assert f"Trace {trace} ends because this daemon is exiting" in daemon.log()
         assert json.loads(trace.read_text())
-        assert client_process.do("add") == RIGHT
+        assert client_process.call("add") == RIGHT
         assert daemon.start("-d", "--replace").stderr == "", "it is reported once"
 
 
@@ -229,14 +229,14 @@ def test_an_executor_that_is_killed_leaves_whole_lines(
 ) -> None:
     start(daemon, trace)
     client_process = client().connect()
-    assert client_process.do("add") == RIGHT
+    assert client_process.call("add") == RIGHT
     (server,) = daemon.servers()
     (executor,) = children_of(server)
     os.kill(executor, 9)
     wait_until(lambda: not alive(executor))
     client_process.end()
     another = client().connect()
-    assert another.do("add") == RIGHT
+    assert another.call("add") == RIGHT
     stop(daemon, trace)
     work = [track for track in read_tracks([trace.read_text()]) if track.title == "device 0: NVIDIA H200: work"]
     assert len({track.process for track in work}) == 2
@@ -245,7 +245,7 @@ def test_an_executor_that_is_killed_leaves_whole_lines(
 def test_a_daemon_that_ends_completes_its_trace(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
     start(daemon, trace)
     client_process = client().connect()
-    assert client_process.do("add") == RIGHT
+    assert client_process.call("add") == RIGHT
     daemon.run(["quit", "-t", "0"])
     daemon.await_end()
     assert json.loads(trace.read_text())
@@ -259,14 +259,14 @@ def test_a_trace_ends_with_its_daemon(
     start(daemon, trace)
     with clients_of(daemon) as client:
         client_process = client().connect()
-        assert client_process.do("add") == RIGHT
+        assert client_process.call("add") == RIGHT
         daemon.kill()
         assert daemon.start().returncode == 0
         wait_until(lambda: len(daemon.servers()) == 1)
         second = directory / "second.json"
         start(daemon, second)
         text = trace.read_text()
-        assert client_process.do("add") == RIGHT
+        assert client_process.call("add") == RIGHT
         assert find_tracks(stop(daemon, second), "stream 0")
         assert trace.read_text() == text
     assert read_tracks([text])
@@ -274,7 +274,7 @@ def test_a_trace_ends_with_its_daemon(
 
 def test_the_calls_of_a_program(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
     client_process = client(PYMPSD_TRACE=str(trace)).connect()
-    assert client_process.do("add") == RIGHT
+    assert client_process.call("add") == RIGHT
     another = client(PYMPSD_TRACE=str(trace)).connect()
     client_process.end()
     another.end()
@@ -286,7 +286,7 @@ def test_the_calls_of_a_program(daemon: DaemonProcess, client: MakeClient, trace
 
 def test_an_impossible_trace_is_reported_once(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
     client_process = client(PYMPSD_TRACE=f"{trace}/no").connect()
-    assert client_process.do("add") == RIGHT
+    assert client_process.call("add") == RIGHT
     _, output = client_process.process.communicate(timeout=SECONDS)
     assert output.startswith(f"PYMPSD_TRACE={trace}/no: ")
     assert output.endswith("; the program continues without a trace\n")

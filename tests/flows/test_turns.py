@@ -41,7 +41,7 @@ class Users:
     def waiting(self, uid: int, after: str) -> ClientProcess:
         """Start a client and return when the log reports that it waits after those users."""
         client = self.client(uid)
-        client.begin("init")
+        client.send("init")
         line = f"Client {client.pid} of user {uid} is waiting for its turn, behind {after}"
         wait_until(lambda: line in self.daemon.log(), f"the log line {line!r}")
         assert not client.has_result()
@@ -97,15 +97,15 @@ def test_three_users_take_turns_in_order_of_arrival(start: Start) -> None:
     assert (second.result(), fourth.result()) == ("CUDA_SUCCESS", "CUDA_SUCCESS")
     assert not alive(server)
     for client in (second, fourth):
-        assert client.do("ctx 0") == "CUDA_SUCCESS"
-        assert client.do("add") == RIGHT
+        assert client.call("ctx 0") == "CUDA_SUCCESS"
+        assert client.call("add") == RIGHT
     users.server_of(NOBODY)
     second.end()
-    assert fourth.do("add") == RIGHT
+    assert fourth.call("add") == RIGHT
     assert not third.has_result()
     fourth.end()
     assert third.result() == "CUDA_SUCCESS"
-    assert third.do("ctx 0") == "CUDA_SUCCESS"
+    assert third.call("ctx 0") == "CUDA_SUCCESS"
     users.server_of(OTHER)
     started = [line.rpartition(" ")[2] for line in users.daemon.log() if line.startswith("Starting new server")]
     assert started == ["0", str(NOBODY), str(OTHER)]
@@ -115,7 +115,7 @@ def test_a_new_client_of_the_active_user_overtakes_within_the_overtaking_limit(s
     users = start("600")
     users.client(0).connect()
     waiting = users.waiting(NOBODY, after="user 0")
-    assert users.client(0).connect().do("add") == RIGHT
+    assert users.client(0).connect().call("add") == RIGHT
     assert not waiting.has_result()
 
 
@@ -127,8 +127,8 @@ def test_a_new_client_of_the_active_user_waits_after_the_overtaking_limit(start:
     users.becomes_closed(server, waiting=NOBODY)
     new_client = users.waiting(0, after=f"user {NOBODY}")
     # Admitted clients continue, and make more contexts.
-    assert first.do("add") == RIGHT
-    assert first.do("newctx 0") == "CUDA_SUCCESS"
+    assert first.call("add") == RIGHT
+    assert first.call("newctx 0") == "CUDA_SUCCESS"
     first.end()
     assert waiting.result() == "CUDA_SUCCESS"
     assert not new_client.has_result()
@@ -167,8 +167,8 @@ def test_start_server_is_a_request_in_the_same_queue(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
     server = users.server_of(0)
-    assert users.daemon.say("start_server -uid 0") == ""
-    assert users.daemon.say(f"start_server -uid {OTHER}") == ""
+    assert users.daemon.run_command("start_server -uid 0") == ""
+    assert users.daemon.run_command(f"start_server -uid {OTHER}") == ""
     queued = f"A server for user {OTHER} is waiting for its turn, behind user 0"
     wait_until(lambda: queued in users.daemon.log(), "the request in the queue")
     behind = users.waiting(NOBODY, after=f"user 0, user {OTHER}")
@@ -184,7 +184,7 @@ def test_start_server_is_a_request_in_the_same_queue(start: Start) -> None:
 def test_a_start_with_nothing_queued_behind_it_keeps_its_server(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
-    users.daemon.say(f"start_server -uid {OTHER}")
+    users.daemon.run_command(f"start_server -uid {OTHER}")
     first.end()
     ready = f"for user {OTHER}"
     wait_until(lambda: any(line.endswith(ready) and "Starting" in line for line in users.daemon.log()), "the start")
@@ -202,7 +202,7 @@ def test_a_waiting_client_that_dies_no_longer_holds_up_new_clients(start: Start)
     assert new_client.result() == "CUDA_SUCCESS"
     first.end()
     new_client.end()
-    wait_until(lambda: users.daemon.say("ps") == "", "the end of both")
+    wait_until(lambda: users.daemon.run_command("ps") == "", "the end of both")
     assert users.daemon.servers() == [server]
 
 
@@ -212,15 +212,15 @@ def test_quit_refuses_the_queue_and_waits_for_those_served(start: Start) -> None
     first = users.client(0).connect()
     line = [users.waiting(NOBODY, after="user 0"), users.waiting(OTHER, after=f"user 0, user {NOBODY}")]
     line.append(users.waiting(0, after=f"user {NOBODY}, user {OTHER}"))
-    users.daemon.say(f"start_server -uid {OTHER}")
+    users.daemon.run_command(f"start_server -uid {OTHER}")
     command = subprocess.Popen([PYMPSD], env=users.daemon.environment, stdin=subprocess.PIPE)
     with kill_after(command) as quitting:
         assert quitting.stdin is not None
         quitting.stdin.write(b"quit\n")
         quitting.stdin.close()
         assert [client.result() for client in line] == [REFUSED] * 3
-        assert all("quitting" in client.do("error") for client in line)
-        assert first.do("add") == RIGHT
+        assert all("quitting" in client.call("error") for client in line)
+        assert first.call("add") == RIGHT
         assert quitting.poll() is None
         first.end()
         assert quitting.wait(SECONDS) == 0
@@ -233,9 +233,9 @@ def test_shutdown_server_gives_the_turn_away_when_its_clients_have_left(start: S
     users = start()
     first = users.client(0).connect()
     waiting = users.waiting(NOBODY, after="user 0")
-    assert users.daemon.say(f"shutdown_server {users.server_of(0)}") == ""
+    assert users.daemon.run_command(f"shutdown_server {users.server_of(0)}") == ""
     new_client = users.waiting(0, after=f"user {NOBODY}")
-    assert first.do("add") == RIGHT
+    assert first.call("add") == RIGHT
     first.end()
     assert waiting.result() == "CUDA_SUCCESS"
     assert not new_client.has_result()
@@ -246,9 +246,9 @@ def test_a_forced_shutdown_gives_the_turn_away_immediately(start: Start) -> None
     users = start()
     first = users.client(0).connect()
     waiting = users.waiting(NOBODY, after="user 0")
-    users.daemon.say(f"shutdown_server {users.server_of(0)} -f")
+    users.daemon.run_command(f"shutdown_server {users.server_of(0)} -f")
     assert waiting.result() == "CUDA_SUCCESS"
-    assert first.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert first.call("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
     users.server_of(NOBODY)
 
 
@@ -270,7 +270,7 @@ def test_an_ordinary_users_daemon_serves_its_own_user(own: DaemonProcess) -> Non
     assert own.start("-d", "--turn-patience", "0").returncode == 0
     client = own.client()
     try:
-        assert client.connect().do("add") == RIGHT
+        assert client.connect().call("add") == RIGHT
         (server,) = own.servers()
         assert {os.stat(f"/proc/{pid}").st_uid for pid in (own.pid, server, *children_of(server))} == {OTHER}
         refused = own.run([], f"start_server -uid {NOBODY}")
@@ -285,8 +285,8 @@ def test_a_client_of_nobodys_daemon_learns_whose_it_may_be(own: DaemonProcess) -
     assert own.start().returncode == 0
     client = ClientProcess.start({**own.environment, "PYMPSD_REQUIRE_MPS": "1"}, OTHER)
     try:
-        assert client.do("init") == REFUSED
-        assert f"runs as uid {NOBODY}; only root's and your own" in client.do("error")
+        assert client.call("init") == REFUSED
+        assert f"runs as uid {NOBODY}; only root's and your own" in client.call("error")
     finally:
         _end(client)
 
@@ -297,8 +297,8 @@ def test_an_ordinary_users_daemon_and_clients_of_others_refuse_each_other(own: D
     client = ClientProcess.start({**own.environment, "PYMPSD_REQUIRE_MPS": "1"}, uid)
     try:
         # The client: another user's daemon would see its work.
-        assert client.do("init") == REFUSED
-        assert f"runs as uid {OTHER}; only root's and your own (uid {uid}) is trusted" in client.do("error")
+        assert client.call("init") == REFUSED
+        assert f"runs as uid {OTHER}; only root's and your own (uid {uid}) is trusted" in client.call("error")
     finally:
         _end(client)
     # The daemon: a line that names both.

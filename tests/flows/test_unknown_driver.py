@@ -63,20 +63,20 @@ def has_logged(daemon: DaemonProcess, text: str) -> Callable[[], bool]:
 @pytest.mark.parametrize("keys", [{"wrong_hello": True}, {"wrong_role": True}, {"wrong_registration": True}])
 def test_auto_takes_another_backend(start: Callable[..., DaemonProcess], keys: dict[str, object]) -> None:
     daemon = start("auto", **keys)
-    daemon.say("set_default_active_thread_percentage 40")
+    daemon.run_command("set_default_active_thread_percentage 40")
     with DriverClient.start(pipe(daemon)) as client:
-        assert client.ask("init") == REFUSED
+        assert client.call("init") == REFUSED
     wait_until(has_logged(daemon, CHANGED))
     assert has_logged(daemon, UNKNOWN)()
     assert has_logged(daemon, "Refusing client .* is not known to pympsd: .* takes another backend")()
     # It is the same process, with what commands had set, and serves.
     assert alive(daemon.pid)
     wait_until(lambda: daemon.run([], "get_default_active_thread_percentage\n").stdout == "40.0\n")
-    daemon.say("start_server -uid 0")
+    daemon.run_command("start_server -uid 0")
     wait_until(lambda: bool(daemon.servers()))
     (server,) = daemon.servers()
-    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n")
-    assert daemon.say("quit") == ""
+    wait_until(lambda: daemon.run_command(f"get_server_status {server}") == "ACTIVE\n")
+    assert daemon.run_command("quit") == ""
     wait_until(lambda: not alive(daemon.pid))
     assert not any("internal error" in line for line in daemon.log())
 
@@ -85,30 +85,30 @@ def test_a_wrong_answer_after_the_first_client(start: Callable[..., DaemonProces
     """The client may have what it wanted by then; it is lost."""
     daemon = start("auto", wrong_size=17)
     with DriverClient.start(pipe(daemon)) as client:
-        client.ask("init")
+        client.call("init")
         wait_until(has_logged(daemon, CHANGED))
-        assert client.ask("ctx 0") != "ctx CUDA_SUCCESS"
+        assert client.call("ctx 0") != "ctx CUDA_SUCCESS"
 
 
 def test_the_backend_stays_that_has_served_somebody(start: Callable[..., DaemonProcess], launcher: Path) -> None:
     daemon = start("auto")
     with DriverClient.start(pipe(daemon)) as client:
         client.connect()
-        daemon.say("ps")
+        daemon.run_command("ps")
     misbehave(launcher, wrong_hello=True)
     (server,) = daemon.servers()
-    daemon.say(f"shutdown_server {server} -f")
+    daemon.run_command(f"shutdown_server {server} -f")
     wait_until(lambda: not daemon.servers())
     with DriverClient.start(pipe(daemon)) as client:
-        assert client.ask("init") == REFUSED
+        assert client.call("init") == REFUSED
     assert not has_logged(daemon, CHANGED)()
 
 
 def test_a_backend_that_is_set_stays(start: Callable[..., DaemonProcess]) -> None:
     daemon = start("vendor", wrong_hello=True)
     with DriverClient.start(pipe(daemon)) as client:
-        assert client.ask("init") == REFUSED
+        assert client.call("init") == REFUSED
     assert has_logged(daemon, UNKNOWN)()
     assert has_logged(daemon, r"Giving up after .* is not known to pympsd: b'OUTBCRE2\\x00' where")()
     assert not has_logged(daemon, CHANGED)()
-    assert daemon.say("get_server_list") == ""
+    assert daemon.run_command("get_server_list") == ""

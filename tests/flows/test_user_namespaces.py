@@ -107,7 +107,7 @@ def _environment(daemon: DaemonProcess, **more: str) -> dict[str, str]:
 def _first_steps(daemon: DaemonProcess, uid: int, under: tuple[str, ...], **more: str) -> tuple[str, str]:
     """Start a client; return the result of cuInit and the error in words."""
     with _client(daemon, uid, under, **more) as client:
-        return client.do("init"), client.do("error")
+        return client.call("init"), client.call("error")
 
 
 @contextlib.contextmanager
@@ -138,7 +138,7 @@ def test_a_daemon_of_a_single_user_serves_that_user(
 ) -> None:
     daemon = inside(*options).daemon
     with _client(daemon, 0) as client:
-        assert client.connect().do("add") == RIGHT
+        assert client.connect().call("add") == RIGHT
     assert not any(line.startswith("Failed") for line in daemon.log())
 
 
@@ -167,7 +167,7 @@ def test_roots_daemon_serves_clients_in_user_namespaces(
     daemon: DaemonProcess, uid: int, under: tuple[str, ...]
 ) -> None:
     with _client(daemon, uid, under) as client:
-        assert client.connect().do("add") == RIGHT
+        assert client.connect().call("add") == RIGHT
         (server,) = daemon.servers()
         assert Path(f"/proc/{server}").stat().st_uid == uid
 

@@ -40,20 +40,20 @@ def test_clients_of_two_users_compute_at_the_same_time_and_quit_ends_both_server
 ) -> None:
     clients = {uid: make_client(uid).connect() for uid in (NOBODY, OTHER)}
     for client in clients.values():
-        client.begin("add")
+        client.send("add")
     assert [client.result() for client in clients.values()] == [RIGHT] * 2
     servers = servers_by_user(daemon)
     assert set(servers) == {NOBODY, OTHER}
-    daemon.hear_out()
-    rows = {tuple(row.split()[:3:2]) for row in daemon.say("ps").splitlines()[1:]}
+    daemon.wait_for_server_messages()
+    rows = {tuple(row.split()[:3:2]) for row in daemon.run_command("ps").splitlines()[1:]}
     assert rows == {(str(client.pid), str(servers[uid])) for uid, client in clients.items()}
-    assert daemon.say("start_server -uid 0") == ""
+    assert daemon.run_command("start_server -uid 0") == ""
     assert set(servers_by_user(daemon)) == {0, NOBODY, OTHER}
     assert not [line for line in daemon.log() if "turn" in line]
     for client in clients.values():
         client.end()
     every = daemon.servers()
-    assert daemon.say("quit") == ""
+    assert daemon.run_command("quit") == ""
     assert not any(alive(pid) for pid in (daemon.pid, *every))
 
 
@@ -62,16 +62,16 @@ def test_a_fault_or_a_death_in_one_users_server_does_not_reach_the_others(
 ) -> None:
     culprit, other = make_client(NOBODY).connect(), make_client(OTHER).connect()
     servers = servers_by_user(daemon)
-    culprit.do("illegal")
-    assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    wait_until(lambda: daemon.say(f"get_server_status {servers[NOBODY]}") == "FAULT\n", "the fault")
-    assert daemon.say(f"get_server_status {servers[OTHER]}") == "ACTIVE\n"
-    assert other.do("add") == RIGHT
-    assert make_client(OTHER).connect().do("add") == RIGHT
-    assert daemon.say(f"shutdown_server {servers[NOBODY]} -f") == ""
+    culprit.call("illegal")
+    assert culprit.call("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    wait_until(lambda: daemon.run_command(f"get_server_status {servers[NOBODY]}") == "FAULT\n", "the fault")
+    assert daemon.run_command(f"get_server_status {servers[OTHER]}") == "ACTIVE\n"
+    assert other.call("add") == RIGHT
+    assert make_client(OTHER).connect().call("add") == RIGHT
+    assert daemon.run_command(f"shutdown_server {servers[NOBODY]} -f") == ""
     wait_until(lambda: not alive(servers[NOBODY]), "its end")
-    assert other.do("add") == RIGHT
-    assert make_client(NOBODY).connect().do("add") == RIGHT
+    assert other.call("add") == RIGHT
+    assert make_client(NOBODY).connect().call("add") == RIGHT
     assert servers_by_user(daemon)[OTHER] == servers[OTHER]
 
 
@@ -82,8 +82,8 @@ def test_both_servers_are_taken_over_by_the_next_daemon(daemon: DaemonProcess, m
     daemon.kill()
     assert daemon.start("-d", "--users=together").returncode == 0
     assert servers_by_user(daemon) == servers
-    assert [client.do("add") for client in clients] == [RIGHT] * 2
-    assert make_client(NOBODY).connect().do("add") == RIGHT
+    assert [client.call("add") for client in clients] == [RIGHT] * 2
+    assert make_client(NOBODY).connect().call("add") == RIGHT
 
 
 def test_an_exclusive_device_has_room_for_one_users_server(make_daemon: MakeDaemon, directory: Path) -> None:
@@ -95,9 +95,9 @@ def test_an_exclusive_device_has_room_for_one_users_server(make_daemon: MakeDaem
         first, second = make_client(NOBODY), make_client(OTHER)
         first.connect()
         server = servers_by_user(running)[NOBODY]
-        assert second.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-        assert f"it is in compute mode EXCLUSIVE_PROCESS and process {server} uses it" in second.do("error")
-        assert first.do("add") == RIGHT
+        assert second.call("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+        assert f"it is in compute mode EXCLUSIVE_PROCESS and process {server} uses it" in second.call("error")
+        assert first.call("add") == RIGHT
 
 
 def test_what_cannot_be_keeps_the_daemon_from_starting(make_daemon: MakeDaemon) -> None:

@@ -48,7 +48,7 @@ def test_wrong_settings_of_a_client_are_in_the_servers_log(
     daemon: DaemonProcess, make_client: MakeClient, variable: str, text: str, problem: str, multiprocessors: int
 ) -> None:
     client = make_client(**{variable: text}).connect()
-    assert client.do("sm") == str(multiprocessors), "it runs as if the variable were not set, or is read"
+    assert client.call("sm") == str(multiprocessors), "it runs as if the variable were not set, or is read"
     one_line(daemon, f"Client {client.pid}: {variable} must be {problem}")
 
 
@@ -64,7 +64,7 @@ def test_right_and_empty_settings_of_a_client_are_not_reported(
 def test_the_variable_and_the_command_read_a_percent_sign_in_the_same_way(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(**{PERCENTAGE: "50%"})
     assert "pympsd reads 50" in daemon.start().stderr
-    assert daemon.say("get_default_active_thread_percentage") == "50.0\n"
+    assert daemon.run_command("get_default_active_thread_percentage") == "50.0\n"
     for text, percentage in (("25%", "25.0\n"), ("33,3", "33.0\n")):
         done = daemon.run([], f"set_default_active_thread_percentage {text}")
         assert (done.stdout, done.stderr) == (percentage, f"{text!r} is read as {percentage[:2]}\n")
@@ -176,7 +176,7 @@ def test_an_impossible_address_of_metrics_does_not_end_the_daemon_that_runs(
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"--metrics {address}: ")
     assert alive(daemon.pid)
-    assert client.do("pid") in daemon.say("ps")
+    assert client.call("pid") in daemon.run_command("ps")
 
 
 def test_a_port_that_another_program_has_is_reported_by_the_daemon_that_replaces(
@@ -192,7 +192,7 @@ def test_a_port_that_another_program_has_is_reported_by_the_daemon_that_replaces
     complaint = f"--metrics {port}: Address already in use; the daemon starts without metrics"
     assert (done.returncode, done.stderr) == (0, f"{complaint}\n")
     daemon.await_end()
-    daemon.found(int((directory / "pipe/nvidia-cuda-mps-control.pid").read_text()))
+    daemon.attach(int((directory / "pipe/nvidia-cuda-mps-control.pid").read_text()))
     assert daemon.pid != before
     assert complaint in daemon.log()
     assert os.path.exists(directory / "pipe/control")

@@ -48,7 +48,7 @@ def test_a_clients_sessions_with_a_running_server(daemon: DaemonProcess) -> None
 @pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="the visitors are root")
 def test_sessions_with_a_daemon_that_leads_the_drivers_server(daemon: DaemonProcess) -> None:
-    daemon.say("quit")
+    daemon.run_command("quit")
     daemon.await_end()
     server = str(install(daemon.directory))
     leading = DaemonProcess(daemon.directory, {"PYMPSD_BACKEND": "vendor", "PYMPSD_VENDOR_SERVER": server})

@@ -26,7 +26,7 @@ def start_of(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Callable[...
     def client(of: DaemonProcess, uid: int = 0, device: int = 0, **more: str) -> ClientProcess:
         environment = {**of.environment, "PYMPSD_REQUIRE_MPS": "1", **more}
         client_processes.append(ClientProcess.start(environment, uid))
-        assert client_processes[-1].connect(device).do("warm") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        assert client_processes[-1].connect(device).call("warm") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
         return client_processes[-1]
 
     yield client

@@ -61,7 +61,7 @@ def daemon(make_driver_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
 
 def rows(daemon: DaemonProcess) -> list[list[str]]:
     """Return the rows of ps, each as words."""
-    return [line.split() for line in daemon.say("ps").splitlines()[1:]]
+    return [line.split() for line in daemon.run_command("ps").splitlines()[1:]]
 
 
 def list_shown(daemon: DaemonProcess) -> set[int]:
@@ -123,24 +123,24 @@ def test_half_of_the_threads_is_half_of_the_multiprocessors(daemon: DaemonProces
     with client(daemon) as before, client(daemon) as after:
         connect(before)
         (server,) = daemon.servers()
-        assert daemon.say(f"set_active_thread_percentage {server} 50") == "50.0\n"
+        assert daemon.run_command(f"set_active_thread_percentage {server} 50") == "50.0\n"
         connect(after)
-        assert before.ask("sms") == f"sms {running.multiprocessors(100)}"
-        assert after.ask("sms") == f"sms {running.multiprocessors(50)}"
-        assert after.ask("launch") == "launch CUDA_SUCCESS"
+        assert before.call("sms") == f"sms {running.multiprocessors(100)}"
+        assert after.call("sms") == f"sms {running.multiprocessors(50)}"
+        assert after.call("launch") == "launch CUDA_SUCCESS"
 
 
 def is_limited(program: DriverClient) -> None:
     """Assert that a program may have 2 GiB."""
-    assert program.ask(f"alloc {3 * GIB}") == "alloc CUDA_ERROR_OUT_OF_MEMORY"
-    assert program.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
+    assert program.call(f"alloc {3 * GIB}") == "alloc CUDA_ERROR_OUT_OF_MEMORY"
+    assert program.call(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
 
 
 def test_limits_and_memory_of_a_client_are_shown(daemon: DaemonProcess) -> None:
-    assert daemon.say("set_default_active_thread_percentage 50") == "50.0\n"
+    assert daemon.run_command("set_default_active_thread_percentage 50") == "50.0\n"
     with client(daemon) as client_process:
         connect(client_process)
-        assert client_process.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
+        assert client_process.call(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
         (server,) = json.loads(daemon.run(["top", "--json"]).stdout)["servers"]
         (shown,) = server["clients"]
         assert shown["active_thread_percentage"] == 50.0
@@ -167,10 +167,10 @@ def test_an_allocation_beyond_the_default_memory_limit_is_refused(daemon: Daemon
 def test_the_default_priority_reaches_a_client(daemon: DaemonProcess) -> None:
     with client(daemon) as before, client(daemon) as after:
         connect(before)
-        daemon.say("set_default_client_priority 1")
+        daemon.run_command("set_default_client_priority 1")
         connect(after)
         wait_until(lambda: "Client Priority set to 1" in daemon.log("server.log"), "the line in server.log")
-        assert after.ask("launch") == "launch CUDA_SUCCESS"
+        assert after.call("launch") == "launch CUDA_SUCCESS"
 
 
 # --- ends and faults
@@ -181,9 +181,9 @@ def test_terminate_client_ends_one_client_and_no_other(daemon: DaemonProcess) ->
         connect(client_process)
         connect(other)
         (server,) = daemon.servers()
-        assert daemon.say(f"terminate_client {server} {client_process.pid}") == "0\n"
-        assert client_process.ask("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
-        assert other.ask("launch") == "launch CUDA_SUCCESS"
+        assert daemon.run_command(f"terminate_client {server} {client_process.pid}") == "0\n"
+        assert client_process.call("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        assert other.call("launch") == "launch CUDA_SUCCESS"
 
 
 def test_a_fault_of_one_is_everybodys_until_all_have_left(daemon: DaemonProcess) -> None:
@@ -196,19 +196,19 @@ def test_a_fault_of_one_is_everybodys_until_all_have_left(daemon: DaemonProcess)
         connect(culprit)
         connect(neighbour)
         (server,) = daemon.servers()
-        assert culprit.ask("fault").split()[1] in FAULTS
-        wait_until(lambda: neighbour.ask("sync").split()[1] in FAULTS, "the fault at the neighbour")
-        assert daemon.say(f"get_server_status {server}") == "FAULT\n"
+        assert culprit.call("fault").split()[1] in FAULTS
+        wait_until(lambda: neighbour.call("sync").split()[1] in FAULTS, "the fault at the neighbour")
+        assert daemon.run_command(f"get_server_status {server}") == "FAULT\n"
         new_client.send("init")
         for entry in (culprit, neighbour):
             entry.kill()
-        wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+        wait_until(lambda: daemon.run_command(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
         # Refused while it was FAULT, or let in after; the recording has one that is never answered, too.
-        if not new_client.waits():
+        if not new_client.is_waiting():
             assert new_client.answer() in NEW_CLIENT_RESULTS
         new_client.kill()
         connect(following)
-        assert following.ask("launch") == "launch CUDA_SUCCESS"
+        assert following.call("launch") == "launch CUDA_SUCCESS"
         assert daemon.servers() == [server]
 
 
@@ -216,10 +216,10 @@ def test_a_forced_quit_ends_the_clients_work(daemon: DaemonProcess) -> None:
     with client(daemon) as client_process:
         connect(client_process)
         (server,) = daemon.servers()
-        assert daemon.say("quit -t 1") == ""
+        assert daemon.run_command("quit -t 1") == ""
         daemon.await_end()
         wait_until(
-            lambda: client_process.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE",
+            lambda: client_process.call("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE",
             "the end of its server at the client",
         )
         assert not alive(server)
@@ -234,7 +234,7 @@ def test_clients_that_never_speak_are_in_nobodys_way(daemon: DaemonProcess, monk
             connect(before)
             silent = [be_handed_over() for _ in range(SILENT_CONNECTIONS)]
             connect(after)
-            assert [client.ask("launch") for client in (before, after)] == ["launch CUDA_SUCCESS"] * 2
+            assert [client.call("launch") for client in (before, after)] == ["launch CUDA_SUCCESS"] * 2
             assert list_shown(daemon) >= {before.pid, after.pid}
     finally:
         for connection in silent:
@@ -249,23 +249,23 @@ def test_programs_outlive_the_daemon(daemon: DaemonProcess) -> None:
         assert [loop.answer(), loop.answer()] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
         (server,) = daemon.servers()
         daemon.kill()
-        assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
+        assert loop.call(f"steps {MANY_STEPS}").startswith("steps ")
         new_client.send("init")
-        assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
-        assert new_client.waits()
+        assert loop.call(f"steps {MANY_STEPS}").startswith("steps ")
+        assert new_client.is_waiting()
         done = daemon.start()
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert new_client.answer() == "init CUDA_SUCCESS"
-        assert new_client.ask("ctx 0") == "ctx CUDA_SUCCESS"
-        assert new_client.ask("launch") == "launch CUDA_SUCCESS"
+        assert new_client.call("ctx 0") == "ctx CUDA_SUCCESS"
+        assert new_client.call("launch") == "launch CUDA_SUCCESS"
         assert daemon.servers() == [server]
         assert list_shown(daemon) == {loop.pid, new_client.pid}
-        assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
-        word, result, steps, value = loop.ask("stop").split()
+        assert loop.call(f"steps {MANY_STEPS}").startswith("steps ")
+        word, result, steps, value = loop.call("stop").split()
         assert (word, result, int(value)) == ("loop", "CUDA_SUCCESS", chain(int(steps)))
         new_client.exit()
         loop.exit()
-        assert daemon.say("quit") == ""
+        assert daemon.run_command("quit") == ""
         daemon.await_end()
         wait_until(lambda: not alive(server), "the server's end")
 
@@ -280,13 +280,13 @@ def test_training_continues_unaffected_without_the_daemon(daemon: DaemonProcess)
             if answer.startswith("absent: "):
                 training.kill()
                 pytest.skip(answer)
-            training.ask("until 100")
+            training.call("until 100")
             if disturbed:
                 daemon.kill()
-                training.ask("until 1000")
+                training.call("until 1000")
                 assert daemon.start().returncode == 0
                 assert training.pid in list_shown(daemon)
-            digests.append(training.ask("until 2000"))
+            digests.append(training.call("until 2000"))
             training.send("stop")
     assert digests[0] == digests[1]
 
@@ -303,15 +303,15 @@ def test_users_take_turns(daemon: DaemonProcess) -> None:
         assert os.stat(f"/proc/{server}").st_uid == A
         second.send("init")
         wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in daemon.log()), "the request")
-        assert first.ask("launch") == "launch CUDA_SUCCESS"
-        assert second.waits()
+        assert first.call("launch") == "launch CUDA_SUCCESS"
+        assert second.is_waiting()
         first.kill()
         gone = time.monotonic()
         assert second.answer() == "init CUDA_SUCCESS"
         taken = time.monotonic() - gone
         assert taken < 1.0 + start, "the first one had to start a server and make a context"
-        assert second.ask("ctx 0") == "ctx CUDA_SUCCESS"
-        assert second.ask("launch") == "launch CUDA_SUCCESS"
+        assert second.call("ctx 0") == "ctx CUDA_SUCCESS"
+        assert second.call("launch") == "launch CUDA_SUCCESS"
 
 
 def test_users_together_have_servers_at_the_same_time(make_driver_daemon: Callable[..., DaemonProcess]) -> None:
@@ -334,7 +334,7 @@ def test_one_server_for_all_users(make_driver_daemon: Callable[..., DaemonProces
     with client(daemon, uid=A) as first, client(daemon, uid=B) as second, client(daemon) as third:
         for program in (first, second, third):
             connect(program)
-        assert [client.ask("launch") for client in (first, second, third)] == ["launch CUDA_SUCCESS"] * 3
+        assert [client.call("launch") for client in (first, second, third)] == ["launch CUDA_SUCCESS"] * 3
         (server,) = daemon.servers()
         assert os.stat(f"/proc/{server}").st_uid == 0
         assert list_shown(daemon) == {first.pid, second.pid, third.pid}
@@ -355,7 +355,7 @@ def test_a_client_in_a_namespace_below(daemon: DaemonProcess) -> None:
     with client(daemon, prefix=INSIDE) as inside, client(daemon) as outside:
         connect(inside)
         connect(outside)
-        assert [client.ask("launch") for client in (inside, outside)] == ["launch CUDA_SUCCESS"] * 2
+        assert [client.call("launch") for client in (inside, outside)] == ["launch CUDA_SUCCESS"] * 2
         assert len(list_shown(daemon)) == 2
         assert inside.pid not in list_shown(daemon), "that is unshare"
 
@@ -374,9 +374,9 @@ def test_a_client_that_the_daemon_cannot_see(make_driver_daemon: Callable[..., D
         with client(daemon) as outside, client(daemon, prefix=INSIDE) as sibling:
             for program in (outside, sibling):
                 connect(program)
-            assert [client.ask("launch") for client in (outside, sibling)] == ["launch CUDA_SUCCESS"] * 2
+            assert [client.call("launch") for client in (outside, sibling)] == ["launch CUDA_SUCCESS"] * 2
             assert {row[0] for row in rows(daemon)} == {"0"}
-        daemon.say("quit -t 1")
+        daemon.run_command("quit -t 1")
         assert process.wait(SECONDS) == 0
     finally:
         process.send_signal(signal.SIGKILL)
@@ -401,8 +401,8 @@ def test_one_program_of_the_client_library_on_every_backend(
     try:
         with clients_of(daemon) as make:
             client = make(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50").connect()
-            assert client.do("sm") == str(running.multiprocessors(50))
-            assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            assert client.call("sm") == str(running.multiprocessors(50))
+            assert client.call("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
             assert list_shown(daemon) == {client.pid}
     finally:
         daemon.stop()
@@ -438,7 +438,7 @@ def test_the_vendors_tool_commands_our_daemon(daemon: DaemonProcess) -> None:
         (server,) = daemon.servers()
         text = f"get_server_list\nget_server_status {server}\nget_client_list {server}\n{COMMANDS}"
         assert get_output_of(tool, daemon, text) == f"{server}\nACTIVE\n{client_process.pid}\n100.0\n40.0\n"
-        assert get_output_of(tool, daemon, "ps\n") == daemon.say("ps")
+        assert get_output_of(tool, daemon, "ps\n") == daemon.run_command("ps")
 
 
 def test_our_tool_commands_the_vendors_daemon(directory: Path) -> None:
@@ -451,9 +451,9 @@ def test_our_tool_commands_the_vendors_daemon(directory: Path) -> None:
             connect(client_process)
             (server,) = daemon_process.servers()
             text = f"get_server_status {server}\nget_client_list {server}\n{COMMANDS}"
-            assert daemon_process.say(text) == f"ACTIVE\n{client_process.pid}\n100.0\n40.0\n"
-            assert daemon_process.say("ps") == get_output_of(control(), daemon_process, "ps\n")
-        daemon_process.say("quit -t 1")
+            assert daemon_process.run_command(text) == f"ACTIVE\n{client_process.pid}\n100.0\n40.0\n"
+            assert daemon_process.run_command("ps") == get_output_of(control(), daemon_process, "ps\n")
+        daemon_process.run_command("quit -t 1")
     finally:
         end_all(daemon_process)
         daemon_process.stop()  # reaps what the vendor's daemon, which has no parent any more, has left

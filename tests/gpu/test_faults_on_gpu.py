@@ -17,7 +17,7 @@ Start = Callable[..., ClientProcess]
 
 
 def status(daemon: DaemonProcess, server: int) -> str:
-    return daemon.say(f"get_server_status {server}").strip()
+    return daemon.run_command(f"get_server_status {server}").strip()
 
 
 def recovers(daemon: DaemonProcess, server: int, *clients: ClientProcess) -> None:
@@ -34,21 +34,21 @@ def test_a_fault_reaches_the_neighbours_and_the_server_recovers(
     culprit, neighbour, busy = start(), start(), start()
     (server,) = daemon.servers()
     (executor,) = children_of(server)
-    assert busy.do("endless") == READY
-    busy.begin("sync")
-    assert culprit.do(fault) == READY
-    assert culprit.do("sync") == CODES[fault]
-    wait_until(lambda: neighbour.do("sync") == CODES[fault], "the fault at the neighbour")
-    assert [client.do("sync") for client in (culprit, neighbour)] == [CODES[fault]] * 2
+    assert busy.call("endless") == READY
+    busy.send("sync")
+    assert culprit.call(fault) == READY
+    assert culprit.call("sync") == CODES[fault]
+    wait_until(lambda: neighbour.call("sync") == CODES[fault], "the fault at the neighbour")
+    assert [client.call("sync") for client in (culprit, neighbour)] == [CODES[fault]] * 2
     assert busy.result() == CODES[fault]
-    assert neighbour.do("alloc 4096").split()[0] == CODES[fault]
+    assert neighbour.call("alloc 4096").split()[0] == CODES[fault]
     wait_until(lambda: status(daemon, server) == "FAULT", "the fault")
     late = daemon.client()
-    assert late.do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    assert late.call("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
     late.end()
     assert "Volta MPS: Server is handling a fatal GPU error." in daemon.log("server.log")
     recovers(daemon, server, culprit, neighbour, busy)
-    assert start().do("add") == RIGHT
+    assert start().call("add") == RIGHT
     assert daemon.servers() == [server]
     assert children_of(server) != [executor]
     assert not alive(executor)
@@ -68,35 +68,35 @@ def test_a_fault_stays_in_a_partition_that_has_an_executor(
     culprit, mate, neighbour = (
         start_of(daemon, **pipe, CUDA_MPS_SM_PARTITION=name) for name in ("one", "one", "other")
     )
-    assert culprit.do("illegal") == READY
-    assert culprit.do("sync") == CODES["illegal"]
-    wait_until(lambda: mate.do("sync") == CODES["illegal"], "the fault at who shares the partition")
-    assert neighbour.do("add") == RIGHT
+    assert culprit.call("illegal") == READY
+    assert culprit.call("sync") == CODES["illegal"]
+    wait_until(lambda: mate.call("sync") == CODES["illegal"], "the fault at who shares the partition")
+    assert neighbour.call("add") == RIGHT
     assert daemon.run(["server", "get", "a", "status"]).stdout == "Ready\n"
     for client in (culprit, mate):
         client.end(signal.SIGKILL)
     again = start_of(daemon, **pipe, CUDA_MPS_SM_PARTITION="one")
-    assert [client.do("add") for client in (again, neighbour)] == [RIGHT] * 2
+    assert [client.call("add") for client in (again, neighbour)] == [RIGHT] * 2
 
 
 def test_a_fault_is_seen_though_no_call_waits_for_it(daemon: DaemonProcess, start: Start) -> None:
     culprit = start()
     (server,) = daemon.servers()
-    assert culprit.do("illegal") == READY
+    assert culprit.call("illegal") == READY
     wait_until(lambda: status(daemon, server) == "FAULT", "the fault")
     recovers(daemon, server, culprit)
-    assert start().do("add") == RIGHT
+    assert start().call("add") == RIGHT
 
 
 def test_faults_again_and_again(daemon: DaemonProcess, start: Start) -> None:
     for fault in ("illegal", "trap", "illegal"):
         client = start()
         (server,) = daemon.servers()
-        assert client.do(fault) == READY
-        assert client.do("sync") == CODES[fault]
+        assert client.call(fault) == READY
+        assert client.call("sync") == CODES[fault]
         wait_until(lambda: status(daemon, server) == "FAULT", "the fault")  # noqa: B023
         recovers(daemon, server, client)
-    assert start().do("add") == RIGHT
+    assert start().call("add") == RIGHT
     assert daemon.servers() == [server], "one server all the time"
 
 
@@ -104,23 +104,23 @@ def test_a_killed_executor_is_a_fault_of_its_device(daemon: DaemonProcess, start
     client, busy = start(), start()
     (server,) = daemon.servers()
     (executor,) = children_of(server)
-    assert busy.do("endless") == READY
-    busy.begin("sync")
+    assert busy.call("endless") == READY
+    busy.send("sync")
     os.kill(executor, signal.SIGKILL)
-    assert client.do("sync") == ELSEWHERE
+    assert client.call("sync") == ELSEWHERE
     assert busy.result() == ELSEWHERE
     wait_until(lambda: status(daemon, server) == "FAULT", "the fault")
     recovers(daemon, server, client, busy)
-    assert start().do("add") == RIGHT
+    assert start().call("add") == RIGHT
 
 
 def test_an_idle_executor_may_die_unnoticed(daemon: DaemonProcess, start: Start) -> None:
     start().end()
     (server,) = daemon.servers()
-    wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the client's end")
+    wait_until(lambda: daemon.run_command(f"get_client_list {server}") == "", "the client's end")
     for executor in children_of(server):
         os.kill(executor, signal.SIGKILL)
-    assert start().do("add") == RIGHT
+    assert start().call("add") == RIGHT
     assert status(daemon, server) == "ACTIVE"
 
 
@@ -130,13 +130,13 @@ def test_a_killed_server_takes_its_executor_along_and_the_next_client_gets_anoth
     client, busy = start(), start()
     (server,) = daemon.servers()
     workers = children_of(server)
-    assert busy.do("endless") == READY
-    busy.begin("sync")
+    assert busy.call("endless") == READY
+    busy.send("sync")
     os.kill(server, signal.SIGKILL)
     assert busy.result() == "CUDA_ERROR_MPS_RPC_FAILURE"
-    assert client.do("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
+    assert client.call("sync") == "CUDA_ERROR_MPS_RPC_FAILURE"
     wait_until(lambda: not any(map(alive, workers)), "the executor's end")
-    assert start().do("add") == RIGHT
+    assert start().call("add") == RIGHT
     assert daemon.servers() != [server]
 
 
@@ -145,7 +145,7 @@ def test_a_killed_server_takes_its_executor_along_and_the_next_client_gets_anoth
 
 def free(client: ClientProcess) -> int:
     """Return the mebibytes of device memory that are free."""
-    return int(client.do("mem").split()[0])
+    return int(client.call("mem").split()[0])
 
 
 def test_a_client_killed_in_the_midst_of_a_kernel_gives_its_memory_back_when_that_ends(
@@ -153,15 +153,15 @@ def test_a_client_killed_in_the_midst_of_a_kernel_gives_its_memory_back_when_tha
 ) -> None:
     neighbour, dying = start(), start()
     before = free(neighbour)
-    assert dying.do(f"alloc {1 << 30}").split()[0] == READY
-    assert dying.do("busy 1500") == READY
-    dying.begin("sync")
+    assert dying.call(f"alloc {1 << 30}").split()[0] == READY
+    assert dying.call("busy 1500") == READY
+    dying.send("sync")
     dying.end(signal.SIGKILL)
     for _ in range(3):
-        assert neighbour.do("add") == RIGHT
-    wait_until(lambda: str(dying.pid) not in daemon.say("ps").split(), "its end in ps")
+        assert neighbour.call("add") == RIGHT
+    wait_until(lambda: str(dying.pid) not in daemon.run_command("ps").split(), "its end in ps")
     wait_until(lambda: free(neighbour) >= before, "the memory's return")
-    assert start().do("add") == RIGHT
+    assert start().call("add") == RIGHT
 
 
 def test_a_client_killed_with_a_kernel_that_never_ends_harms_no_neighbour(
@@ -169,16 +169,16 @@ def test_a_client_killed_with_a_kernel_that_never_ends_harms_no_neighbour(
 ) -> None:
     neighbour, dying = start(), start()
     before = free(neighbour)
-    assert dying.do(f"alloc {1 << 30}").split()[0] == READY
-    assert dying.do("endless") == READY
+    assert dying.call(f"alloc {1 << 30}").split()[0] == READY
+    assert dying.call("endless") == READY
     dying.end(signal.SIGKILL)
-    wait_until(lambda: str(dying.pid) not in daemon.say("ps").split(), "its end in ps")
+    wait_until(lambda: str(dying.pid) not in daemon.run_command("ps").split(), "its end in ps")
     for _ in range(3):
-        assert neighbour.do("add") == RIGHT
+        assert neighbour.call("add") == RIGHT
     assert free(neighbour) < before, "its memory is kept, for its kernel still runs"
     (server,) = daemon.servers()
     (executor,) = children_of(server)
     neighbour.end()
     wait_until(lambda: not alive(executor), "the end of the process that runs the kernel: no client is left on it")
-    assert start().do("add") == RIGHT, "the GPU is usable"
+    assert start().call("add") == RIGHT, "the GPU is usable"
     assert status(daemon, server) == "ACTIVE"

@@ -20,8 +20,8 @@ Start = Callable[..., ClientProcess]
 
 def places(client: ClientProcess) -> set[int]:
     """Return the multiprocessors that a grid ran on whose blocks stay until there is no room for more."""
-    code, _, numbers = client.do(f"stay {16 * gpu().multiprocessors}").partition(" ")
-    assert code == "CUDA_SUCCESS", client.do("error")
+    code, _, numbers = client.call(f"stay {16 * gpu().multiprocessors}").partition(" ")
+    assert code == "CUDA_SUCCESS", client.call("error")
     return set(map(int, numbers.split(",")))
 
 
@@ -29,15 +29,15 @@ def places(client: ClientProcess) -> set[int]:
 def test_a_percentage_is_seen_and_kept_to(start: Start, percentage: str) -> None:
     client = start(**{PERCENTAGE: percentage})
     share = count_multiprocessors(ThreadPercentage(float(percentage)), gpu())
-    assert client.do("sm") == str(share)
+    assert client.call("sm") == str(share)
     assert len(places(client)) == share
-    assert client.do("add") == RIGHT
+    assert client.call("add") == RIGHT
 
 
 def test_clients_with_half_each_run_on_disjoint_multiprocessors(start: Start) -> None:
     first, second = (start(**{PERCENTAGE: "50"}) for _ in range(2))
     for client in (first, second):
-        client.begin(f"stay {16 * gpu().multiprocessors}")
+        client.send(f"stay {16 * gpu().multiprocessors}")
     seen = [set(client.result().partition(" ")[2].split(",")) for client in (first, second)]
     half = count_multiprocessors(ThreadPercentage(50.0), gpu())
     assert [len(sms) for sms in seen] == [half, half]
@@ -47,58 +47,58 @@ def test_clients_with_half_each_run_on_disjoint_multiprocessors(start: Start) ->
 def test_the_daemons_percentage_holds_and_can_be_changed_for_later_clients(
     daemon: DaemonProcess, start: Start
 ) -> None:
-    assert daemon.say("set_default_active_thread_percentage 25") == "25.0\n"
+    assert daemon.run_command("set_default_active_thread_percentage 25") == "25.0\n"
     first = start()
     quarter = count_multiprocessors(ThreadPercentage(25.0), gpu())
-    assert (first.do("sm"), len(places(first))) == (str(quarter), quarter)
+    assert (first.call("sm"), len(places(first))) == (str(quarter), quarter)
     (server,) = daemon.servers()
-    assert daemon.say(f"set_active_thread_percentage {server} 100") == "100.0\n"
+    assert daemon.run_command(f"set_active_thread_percentage {server} 100") == "100.0\n"
     second = start()
-    assert (second.do("sm"), len(places(second))) == (str(gpu().multiprocessors), gpu().multiprocessors)
-    assert first.do("sm") == str(quarter)
+    assert (second.call("sm"), len(places(second))) == (str(gpu().multiprocessors), gpu().multiprocessors)
+    assert first.call("sm") == str(quarter)
 
 
 def test_a_context_with_multiprocessors_of_its_own(start: Start) -> None:
     client = start()
     for requested in (16, 40):
-        assert client.do(f"ctxaff 0 {requested}") == f"CUDA_SUCCESS {requested}"
+        assert client.call(f"ctxaff 0 {requested}") == f"CUDA_SUCCESS {requested}"
         assert len(places(client)) == requested
 
 
 def test_a_memory_limit_is_seen_and_kept_to(daemon: DaemonProcess, start: Start) -> None:
-    assert daemon.say("set_default_device_pinned_mem_limit 0 4G") == ""
+    assert daemon.run_command("set_default_device_pinned_mem_limit 0 4G") == ""
     client = start()
-    free, total = map(int, client.do("mem").split())
+    free, total = map(int, client.call("mem").split())
     assert total == 4 << 10
     assert free < total, "the context is counted"
-    assert client.do(f"alloc {6 << 30}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert client.do(f"alloc {2 << 30}").split()[0] == "CUDA_SUCCESS"
-    assert client.do(f"alloc {2 << 30}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert client.do("add") == RIGHT, "less still fits"
+    assert client.call(f"alloc {6 << 30}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert client.call(f"alloc {2 << 30}").split()[0] == "CUDA_SUCCESS"
+    assert client.call(f"alloc {2 << 30}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert client.call("add") == RIGHT, "less still fits"
     raised = start(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=8G")
-    assert raised.do("mem").split()[1] == "4096", "a client's own limit cannot raise it"
+    assert raised.call("mem").split()[1] == "4096", "a client's own limit cannot raise it"
     lowered = start(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=2G")
-    assert lowered.do("mem").split()[1] == "2048"
+    assert lowered.call("mem").split()[1] == "2048"
 
 
 def test_all_of_the_memory_but_what_others_have(start: Start) -> None:
     first, second = start(), start()
-    free, total = map(int, first.do("mem").split())
+    free, total = map(int, first.call("mem").split())
     assert total == gpu().memory_bytes >> 20
-    assert first.do(f"alloc {8 << 30}").split()[0] == "CUDA_SUCCESS"
-    assert int(second.do("mem").split()[0]) <= free - (8 << 10)
-    assert second.do(f"alloc {(free - (4 << 10)) << 20}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert second.do("add") == RIGHT
+    assert first.call(f"alloc {8 << 30}").split()[0] == "CUDA_SUCCESS"
+    assert int(second.call("mem").split()[0]) <= free - (8 << 10)
+    assert second.call(f"alloc {(free - (4 << 10)) << 20}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert second.call("add") == RIGHT
 
 
 def test_priorities_are_accepted(daemon: DaemonProcess, start: Start) -> None:
     normal, below = start(), start(CUDA_MPS_CLIENT_PRIORITY="1")
-    assert daemon.say("set_default_client_priority 1\nget_default_client_priority") == "1\n"
+    assert daemon.run_command("set_default_client_priority 1\nget_default_client_priority") == "1\n"
     late = start()
     wait_until(lambda: "Client Priority set to 1" in daemon.log("server.log"), "the line in server.log")
-    assert [client.do("prio").split()[0] for client in (normal, below, late)] == ["CUDA_SUCCESS"] * 3
-    assert below.do("endless") == "CUDA_SUCCESS"
-    assert [client.do("add") for client in (normal, late)] == [RIGHT] * 2
+    assert [client.call("prio").split()[0] for client in (normal, below, late)] == ["CUDA_SUCCESS"] * 3
+    assert below.call("endless") == "CUDA_SUCCESS"
+    assert [client.call("add") for client in (normal, late)] == [RIGHT] * 2
 
 
 def test_clients_of_static_partitions_have_their_chunks_alone(
@@ -115,12 +115,15 @@ def test_clients_of_static_partitions_have_their_chunks_alone(
         assert f"(sm-count={counts[name]})" in creation.stdout, creation
     pipe = {"CUDA_MPS_PIPE_DIRECTORY": str(daemon.directory / "pipe" / "a")}
     clients = {name: start_of(daemon, **pipe, CUDA_MPS_SM_PARTITION=name) for name in counts}
-    assert {name: int(client.do("sm")) for name, client in clients.items()} == counts
+    assert {name: int(client.call("sm")) for name, client in clients.items()} == counts
     seen = {name: places(client) for name, client in clients.items()}
     assert {name: len(sms) for name, sms in seen.items()} == counts
     assert not seen["small"] & seen["large"]
     outside = daemon.client(**pipe)
-    assert (outside.do("init"), outside.do("ctx 0")) == ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION")
+    assert (outside.call("init"), outside.call("ctx 0")) == (
+        "CUDA_SUCCESS",
+        "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION",
+    )
     outside.end()
 
 
@@ -149,11 +152,11 @@ def test_a_client_within_its_soft_limit_gets_the_memory_of_one_beyond(
         for client in (guest, owner):
             client.connect()
         # Other tests use the GPU: there is some room for them, and too little for the owner.
-        while int(guest.do("mem").split()[0]) > 12 << 10:
-            assert guest.do(f"alloc {2 << 30}").split()[0] == "CUDA_SUCCESS"
-        assert owner.do(f"alloc {24 << 30}").split()[0] == "CUDA_SUCCESS", owner.do("error")
-        assert guest.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
-        assert owner.do("add") == RIGHT
+        while int(guest.call("mem").split()[0]) > 12 << 10:
+            assert guest.call(f"alloc {2 << 30}").split()[0] == "CUDA_SUCCESS"
+        assert owner.call(f"alloc {24 << 30}").split()[0] == "CUDA_SUCCESS", owner.call("error")
+        assert guest.call("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        assert owner.call("add") == RIGHT
         wait_until(lambda: _has_line(daemon, f"Evicted client {guest.pid} "), "the line of the eviction")
         wait_until(lambda: _has_line(daemon, f"memacct: client {owner.pid} "), "the line of the allocation")
     finally:

@@ -17,7 +17,7 @@ MakeDaemon = Callable[..., DaemonProcess]
 
 def rows(daemon: DaemonProcess) -> list[list[str]]:
     """Return what device_query reports of the daemon's devices."""
-    title, _, *lines = daemon.say("device_query --csv").splitlines()
+    title, _, *lines = daemon.run_command("device_query --csv").splitlines()
     assert title == "Default"
     return [line.split(",") for line in lines]
 
@@ -29,7 +29,7 @@ def read_shown() -> list[str]:
 def check_computes(daemon: DaemonProcess) -> None:
     client = daemon.client()
     try:
-        assert client.connect().do("add") == RIGHT
+        assert client.connect().call("add") == RIGHT
     finally:
         client.end()
 
@@ -53,7 +53,7 @@ def test_either_kind_of_worker_executes_what_clients_want(make_daemon: MakeDaemo
     clients = [daemon.client().connect() for _ in range(2)]
     try:
         for client in clients:
-            client.begin("add")
+            client.send("add")
         assert [client.result() for client in clients] == [RIGHT] * 2
     finally:
         for client in clients:
@@ -78,9 +78,9 @@ def test_an_emulated_device_is_used_where_it_is_set(make_daemon: MakeDaemon) -> 
 def test_a_client_sees_what_the_driver_says(daemon: DaemonProcess) -> None:
     client = daemon.client().connect()
     try:
-        assert client.do("count") == "1"
-        assert client.do("sm") == str(gpu().multiprocessors)
-        assert client.do("mem").split()[1] == str(gpu().memory_bytes >> 20)
+        assert client.call("count") == "1"
+        assert client.call("sm") == str(gpu().multiprocessors)
+        assert client.call("mem").split()[1] == str(gpu().memory_bytes >> 20)
     finally:
         client.end()
 

@@ -58,7 +58,7 @@ def test_simultaneous_clients_get_the_limits_of_their_namespaces(named: DaemonPr
         for _ in range(ROUNDS):
             with client(named, settings=at(named, place)) as client_process:
                 connect(client_process)
-                answers.append(tuple(client_process.ask(line).split()[-1] for line in requests))
+                answers.append(tuple(client_process.call(line).split()[-1] for line in requests))
         return answers
 
     with ThreadPoolExecutor(len(expected)) as pool:
@@ -109,5 +109,5 @@ def test_a_rule_limits_the_clients_of_a_program(named: DaemonProcess) -> None:
     ctl(named, f"config apply {path}")
     with client(named, settings=at(named, "b")) as client_process:
         connect(client_process)
-        assert int(client_process.ask("sms").split()[-1]) == running.multiprocessors(50)
+        assert int(client_process.call("sms").split()[-1]) == running.multiprocessors(50)
         assert ctl(named, f"rules test {client_process.pid} --format=csv,noheader").startswith("1,-,true,")

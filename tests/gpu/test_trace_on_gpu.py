@@ -22,7 +22,7 @@ def trace(daemon: DaemonProcess, file: Path, do: Callable[[], None]) -> tuple[li
     """Trace an action; return the events, and its start and end in microseconds."""
     done = daemon.run(["trace", "start", str(file)])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    daemon.hear_out()
+    daemon.wait_for_server_messages()
     began = time.monotonic()
     do()
     ended = time.monotonic()
@@ -43,10 +43,10 @@ def test_kernels_and_copies_are_timed(daemon: DaemonProcess, start: Start, direc
     first_client, second = start(), start()
 
     def work() -> None:
-        assert first_client.do(f"busy {BUSY_MS}").startswith("CUDA_SUCCESS")
+        assert first_client.call(f"busy {BUSY_MS}").startswith("CUDA_SUCCESS")
         for client in (first_client, second):
-            assert client.do("sync") == "CUDA_SUCCESS"
-            assert client.do("add") == RIGHT
+            assert client.call("sync") == "CUDA_SUCCESS"
+            assert client.call("add") == RIGHT
 
     events, began, ended = trace(daemon, directory / "trace.json", work)
     for client in (first_client, second):
@@ -57,4 +57,4 @@ def test_kernels_and_copies_are_timed(daemon: DaemonProcess, start: Start, direc
     (busy,) = (last - first for name, first, last in work_of(events, first_client) if name == "busy")
     assert BUSY_MS * 900 < busy < ended - began
     for client in (first_client, second):
-        assert client.do("add") == RIGHT, "natively again"
+        assert client.call("add") == RIGHT, "natively again"

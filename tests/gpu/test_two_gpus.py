@@ -37,18 +37,18 @@ def both(make_daemon: Callable[..., DaemonProcess], tmp_path: Path) -> Iterator[
 
 def window(client: ClientProcess) -> int:
     """Return the window that a new allocation of the client lies in."""
-    code, address = client.do("alloc 4096").split()
-    assert code == "CUDA_SUCCESS", client.do("error")
+    code, address = client.call("alloc 4096").split()
+    assert code == "CUDA_SUCCESS", client.call("error")
     return (int(address, 16) - window_of(0)) // WINDOW_BYTES
 
 
 def test_both_are_shown_and_compute_at_the_same_time(both: DaemonProcess, start_of: StartOf) -> None:
-    shown = both.say("device_query --csv").splitlines()[2:]
+    shown = both.run_command("device_query --csv").splitlines()[2:]
     assert [line.split(",")[0] for line in shown if line] == ["0", "1"]
     clients = [start_of(both, device=device) for device in (0, 1)]
-    assert [client.do("count") for client in clients] == ["2", "2"]
+    assert [client.call("count") for client in clients] == ["2", "2"]
     for client in clients:
-        client.begin("add")
+        client.send("add")
     assert [client.result() for client in clients] == [RIGHT, RIGHT]
     assert [window(client) for client in clients] == [0, 1]
     (server,) = both.servers()
@@ -57,8 +57,8 @@ def test_both_are_shown_and_compute_at_the_same_time(both: DaemonProcess, start_
 
 def test_a_client_numbers_what_it_sees(both: DaemonProcess, start_of: StartOf) -> None:
     client = start_of(both, CUDA_VISIBLE_DEVICES="1")
-    assert client.do("count") == "1"
-    assert (client.do("add"), window(client)) == (RIGHT, 1)
+    assert client.call("count") == "1"
+    assert (client.call("add"), window(client)) == (RIGHT, 1)
 
 
 def test_a_fault_of_one_leaves_the_other_alone(both: DaemonProcess, start_of: StartOf) -> None:
@@ -66,32 +66,32 @@ def test_a_fault_of_one_leaves_the_other_alone(both: DaemonProcess, start_of: St
     (server,) = both.servers()
     (executor,) = children_of(server)
     culprit, neighbour = start_of(both), start_of(both)
-    assert undisturbed.do("busy 3000") == "CUDA_SUCCESS"
-    culprit.do("trap")
-    assert culprit.do("sync") == TRAPPED
-    wait_until(lambda: neighbour.do("sync") == TRAPPED, "the fault at the neighbour")
-    assert (undisturbed.do("sync"), undisturbed.do("add")) == ("CUDA_SUCCESS", RIGHT)
+    assert undisturbed.call("busy 3000") == "CUDA_SUCCESS"
+    culprit.call("trap")
+    assert culprit.call("sync") == TRAPPED
+    wait_until(lambda: neighbour.call("sync") == TRAPPED, "the fault at the neighbour")
+    assert (undisturbed.call("sync"), undisturbed.call("add")) == ("CUDA_SUCCESS", RIGHT)
     for client in (culprit, neighbour):
         client.end(signal.SIGKILL)
-    wait_until(lambda: both.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+    wait_until(lambda: both.run_command(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
     assert alive(executor)
-    assert start_of(both).do("add") == RIGHT
-    assert undisturbed.do("add") == RIGHT
+    assert start_of(both).call("add") == RIGHT
+    assert undisturbed.call("add") == RIGHT
 
 
 def test_a_client_of_both_carries_a_fault_over(both: DaemonProcess, start_of: StartOf) -> None:
     """As documented: devices that share a client are contained together."""
     bridge, elsewhere, culprit = start_of(both), start_of(both, device=1), start_of(both)
-    assert bridge.do("newctx 1") == "CUDA_SUCCESS", bridge.do("error")
-    assert bridge.do("warm") == RIGHT
+    assert bridge.call("newctx 1") == "CUDA_SUCCESS", bridge.call("error")
+    assert bridge.call("warm") == RIGHT
     (server,) = both.servers()
     executors = children_of(server)
-    culprit.do("trap")
-    assert culprit.do("sync") == TRAPPED
+    culprit.call("trap")
+    assert culprit.call("sync") == TRAPPED
     for client in (bridge, elsewhere):
-        wait_until(lambda: client.do("sync") != "CUDA_SUCCESS", "the fault there")  # noqa: B023
+        wait_until(lambda: client.call("sync") != "CUDA_SUCCESS", "the fault there")  # noqa: B023
     for client in (bridge, elsewhere, culprit):
         client.end(signal.SIGKILL)
-    wait_until(lambda: both.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+    wait_until(lambda: both.run_command(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
     wait_until(lambda: not any(map(alive, executors)), "the executors' end")
-    assert [start_of(both, device=device).do("add") for device in (0, 1)] == [RIGHT, RIGHT]
+    assert [start_of(both, device=device).call("add") for device in (0, 1)] == [RIGHT, RIGHT]

@@ -23,14 +23,14 @@ def test_users_take_turns_on_servers_of_their_own(daemon: DaemonProcess, start: 
     first = start(A)
     assert owners(daemon) == {A}
     second = daemon.client(B)
-    second.begin("init")
+    second.send("init")
     wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in daemon.log()), "the request")
-    assert first.do("add") == RIGHT
+    assert first.call("add") == RIGHT
     assert not second.has_result()
     first.end()
     assert second.result() == "CUDA_SUCCESS"
-    assert second.do("ctx 0") == "CUDA_SUCCESS"
-    assert second.do("add") == RIGHT
+    assert second.call("ctx 0") == "CUDA_SUCCESS"
+    assert second.call("add") == RIGHT
     assert owners(daemon) == {B}
     second.end()
 
@@ -46,7 +46,7 @@ def shared(make_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
 def test_one_server_for_all_users_with_an_executor_for_each(shared: DaemonProcess, start_of: Start) -> None:
     clients = [start_of(shared, uid) for uid in (A, A, B, 0)]
     for client in clients:
-        client.begin("add")
+        client.send("add")
     assert [client.result() for client in clients] == [RIGHT] * 4
     (server,) = shared.servers()
     assert os.stat(f"/proc/{server}").st_uid == 0
@@ -56,12 +56,12 @@ def test_one_server_for_all_users_with_an_executor_for_each(shared: DaemonProces
 def test_a_fault_of_one_user_costs_no_other(shared: DaemonProcess, start_of: Start) -> None:
     culprit, neighbour, other = start_of(shared, A), start_of(shared, A), start_of(shared, B)
     (server,) = shared.servers()
-    assert culprit.do("illegal") == "CUDA_SUCCESS"
-    assert culprit.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    wait_until(lambda: shared.say(f"get_server_status {server}") == "FAULT\n", "the fault")
-    wait_until(lambda: neighbour.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS", "the fault at the neighbour")
-    assert other.do("add") == RIGHT
+    assert culprit.call("illegal") == "CUDA_SUCCESS"
+    assert culprit.call("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    wait_until(lambda: shared.run_command(f"get_server_status {server}") == "FAULT\n", "the fault")
+    wait_until(lambda: neighbour.call("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS", "the fault at the neighbour")
+    assert other.call("add") == RIGHT
     for client in (culprit, neighbour):
         client.end()
-    wait_until(lambda: shared.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
-    assert [start_of(shared, A).do("add"), other.do("add")] == [RIGHT] * 2
+    wait_until(lambda: shared.run_command(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+    assert [start_of(shared, A).call("add"), other.call("add")] == [RIGHT] * 2

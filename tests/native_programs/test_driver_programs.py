@@ -45,7 +45,7 @@ def test_a_program_computes_and_is_a_client_of_the_daemon(
     ) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "1 NVIDIA H200 1\n"
-        clients = daemon.say("ps")
+        clients = daemon.run_command("ps")
         assert f"{running.pid} " in clients
         assert "twice" in clients
         running.communicate("\n", timeout=SECONDS)

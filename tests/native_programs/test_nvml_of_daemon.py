@@ -76,15 +76,15 @@ def test_the_utilization_is_that_of_the_last_second(node: Node, monkeypatch: pyt
 
     client = node.client(daemon).connect()
     assert nvml.utilization(first) == nvml.utilization(second) == (0, 0)
-    assert client.do("spin").startswith("CUDA_SUCCESS")  # until its memory is written
+    assert client.call("spin").startswith("CUDA_SUCCESS")  # until its memory is written
     wait_until(lambda: nvml.utilization(first)[0] > 50, "the kernel")
     wait_until(lambda: by_smi(0) > 50, "the kernel, by pympsd-smi")
     assert (nvml.utilization(second), by_smi(1)) == ((0, 0), 0)
-    assert client.do("release") == "CUDA_SUCCESS"
+    assert client.call("release") == "CUDA_SUCCESS"
     wait_until(lambda: nvml.utilization(first) == (0, 0), "the kernel's end")
     wait_until(lambda: by_smi(0) == 0, "the kernel's end, by pympsd-smi")
 
-    assert client.do("endless").startswith("CUDA_SUCCESS")
+    assert client.call("endless").startswith("CUDA_SUCCESS")
     wait_until(lambda: nvml.utilization(first)[0] > 50, "the endless kernel")
     client.process.kill()  # the server stops its kernel
     wait_until(lambda: nvml.utilization(first) == (0, 0), "the client's end")
@@ -101,7 +101,7 @@ def test_they_report_the_same(node: Node, monkeypatch: pytest.MonkeyPatch) -> No
     assert nvml.processes(first) == []
 
     clients = [node.client(daemon).connect(device) for device in (0, 0)]
-    assert clients[0].do(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
+    assert clients[0].call(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
     pids = sorted(client.pid for client in clients)
     wait_until(lambda: [pid for pid, _ in nvml.processes(first, "MPSCompute")] == pids, "the clients")
     wait_until(lambda: dict(nvml.processes(first))[clients[0].pid] >= 64 * MIB, "its memory")

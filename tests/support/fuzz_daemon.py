@@ -85,7 +85,7 @@ def _read_to_its_end(sock: socket.socket) -> None:
 def fuzz_daemon(daemon: DaemonProcess, seed: int, sessions: int) -> Found:
     """Run that many sessions, some at the same time; raise AssertionError if the daemon was harmed."""
     control = str(daemon.directory / "pipe" / "control")
-    assert daemon.say("ps") == "Server not found\n"
+    assert daemon.run_command("ps") == "Server not found\n"
     wait_until(lambda: daemon.log()[-1] == "UI closed", "the end of the first session")
     before, fat = descriptors(daemon.pid), resident_kib(daemon.pid)
     open_ones: list[socket.socket] = []
@@ -126,5 +126,5 @@ def _without_quit(data: bytes) -> bytes:
 def _quiet(daemon: DaemonProcess) -> bool:
     """Whether no server is left; ask those that run to end."""
     for server in daemon.servers():
-        daemon.say(f"shutdown_server {server} -f")
+        daemon.run_command(f"shutdown_server {server} -f")
     return not daemon.servers()

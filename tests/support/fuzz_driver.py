@@ -107,7 +107,7 @@ def _session(here: Visitor, packets: Packets) -> None:
 
 def fuzz_driver_daemon(daemon: DaemonProcess, seed: int, sessions: int) -> Found:
     """Run that many sessions; raise AssertionError if the daemon was harmed."""
-    daemon.say("get_server_list")
+    daemon.run_command("get_server_list")
     wait_until(lambda: daemon.log()[-1] == "UI closed")
     before, fat = descriptors(daemon.pid), resident_kib(daemon.pid)
     for number in range(sessions):

@@ -155,7 +155,7 @@ def fuzz_session(daemon: DaemonProcess, good: ClientProcess, seed: int, sessions
     control = str(daemon.directory / "pipe" / "control")
     (server,) = daemon.servers()
     executors = children_of(server)
-    (pid,) = (line for line in daemon.say(f"get_client_list {server}").split())
+    (pid,) = (line for line in daemon.run_command(f"get_client_list {server}").split())
     assert pid == str(good.pid)
     before, output, answered, checks = _descriptors(server), 0, 0, 0
     for number in range(sessions):
@@ -163,13 +163,13 @@ def fuzz_session(daemon: DaemonProcess, good: ClientProcess, seed: int, sessions
         count, answers = _one(control, source)
         output, answered = output + count, answered + answers
         if number % CHECK_EVERY == 0:
-            assert good.do("add") == RIGHT, f"session {number} of seed {seed} harmed another client"
+            assert good.call("add") == RIGHT, f"session {number} of seed {seed} harmed another client"
             checks += 1
-    assert good.do("add") == RIGHT
+    assert good.call("add") == RIGHT
     wait_until(lambda: _descriptors(server) <= before, "the server's descriptors back to before")
     assert daemon.servers() == [server]
     assert children_of(server) == executors
-    wait_until(lambda: daemon.say(f"get_client_list {server}").split() == [pid], "the bad client's end")
+    wait_until(lambda: daemon.run_command(f"get_client_list {server}").split() == [pid], "the bad client's end")
     log = (daemon.directory / "log" / "server.log").read_bytes()
     assert b"internal error" not in log
     assert b"Traceback" not in log

@@ -37,7 +37,7 @@ class Operator:
         sock.sendall(CONVERSATION)
         return cls(sock)
 
-    def begin(self, *lines: str) -> None:
+    def send(self, *lines: str) -> None:
         """Send lines without reading."""
         self.sock.sendall(b"".join(map(line_frame, lines)))
 
@@ -53,9 +53,9 @@ class Operator:
             elif kind == frames.OPERATOR_DONE:
                 return printed.decode(), output.decode(), body != b"\0"
 
-    def ask(self, line: str) -> str:
-        """Send a line; return the printed text."""
-        self.begin(line)
+    def run_command(self, line: str) -> str:
+        """Send a command line; return what the daemon printed on standard output."""
+        self.send(line)
         return self.answer()[0]
 
     def _frame(self) -> tuple[int, bytes]:
@@ -83,7 +83,7 @@ class Operator:
         self.close()
 
 
-def ask_all_at_once(control: str, count: int, line: str) -> list[float]:
+def run_on_many_connections(control: str, count: int, line: str) -> list[float]:
     """Open that many connections, give each one line, read every answer; return the seconds of each from the start.
 
     Raise AssertionError if one is closed without its answer or exceeds the limit.

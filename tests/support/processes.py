@@ -125,7 +125,7 @@ class DaemonProcess:
         done = self._start([option, *more])
         pid_file = self.directory / "pipe" / "nvidia-cuda-mps-control.pid"
         if done.returncode == 0 and pid_file.exists():
-            self.found(int(pid_file.read_text()))
+            self.attach(int(pid_file.read_text()))
         return done
 
     def _start(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -139,7 +139,7 @@ class DaemonProcess:
             output, errors = process.communicate("", timeout=SECONDS)
         return subprocess.CompletedProcess(words, process.returncode, output, errors)
 
-    def found(self, pid: int) -> None:
+    def attach(self, pid: int) -> None:
         """Use a daemon that is running."""
         self.pid = pid
         self._reaper = threading.Thread(target=_reap, args=(pid,))
@@ -169,9 +169,9 @@ class DaemonProcess:
             cwd=self.tools_directory,
         )
 
-    def begin(self, text: str) -> subprocess.Popen[str]:
-        """Give commands on standard input, and do not wait for the answer."""
-        begun = subprocess.Popen(
+    def start_command(self, text: str) -> subprocess.Popen[str]:
+        """Start the command line tool with command lines on its standard input; do not wait for its end."""
+        process = subprocess.Popen(
             [self.command],
             env=self.environment,
             stdin=subprocess.PIPE,
@@ -179,14 +179,14 @@ class DaemonProcess:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert begun.stdin is not None
-        begun.stdin.write(f"{text}\n")
-        begun.stdin.close()
-        begun.stdin = None  # communicate must not flush it again
-        return begun
+        assert process.stdin is not None
+        process.stdin.write(f"{text}\n")
+        process.stdin.close()
+        process.stdin = None  # communicate must not flush it again
+        return process
 
-    def say(self, text: str, uid: int | None = None) -> str:
-        """Give commands on standard input; return the printed text."""
+    def run_command(self, text: str, uid: int | None = None) -> str:
+        """Run the command line tool with command lines on its standard input; return its standard output."""
         done = self.run([], text, uid)
         assert done.returncode == 0, (done.stdout, done.stderr)
         return done.stdout
@@ -240,12 +240,12 @@ class DaemonProcess:
 
     def servers(self) -> list[int]:
         """Return the PIDs of the servers."""
-        return [int(pid) for pid in self.say("get_server_list").split()]
+        return [int(pid) for pid in self.run_command("get_server_list").split()]
 
-    def hear_out(self) -> None:
+    def wait_for_server_messages(self) -> None:
         """Wait until the daemon has handled its servers' messages, which it does before it answers this command."""
         for server in self.servers():
-            assert self.say(f"terminate_client {server} 1") == "201\n"
+            assert self.run_command(f"terminate_client {server} 1") == "201\n"
 
     def client(self, uid: int | None = None, **more: str) -> ClientProcess:
         """Start a client."""
@@ -323,14 +323,14 @@ class ClientProcess:
         """Its PID."""
         return self.process.pid
 
-    def begin(self, step: str) -> None:
-        """Begin a step, and do not wait for its result."""
+    def send(self, step: str) -> None:
+        """Send the client a step, and do not wait for its result."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{step}\n")
         self.process.stdin.flush()
 
     def result(self) -> str:
-        """Return the line of the step that was begun."""
+        """Wait for the result line of the step that was sent, and return the line."""
         assert self.process.stdout is not None
         assert is_readable(self.process.stdout, SECONDS), "the client does not answer"
         line = self.process.stdout.readline()
@@ -340,37 +340,37 @@ class ClientProcess:
         return line.rstrip("\n")
 
     def first_error(self) -> str:
-        """Synchronise until that fails, because a fault reaches its neighbours a moment later; return the result."""
+        """Synchronise until that fails, and return the error; a fault reaches its neighbours a moment later."""
         text = ""
 
         def failed() -> bool:
             nonlocal text
-            text = self.do("sync")
+            text = self.call("sync")
             return text != "CUDA_SUCCESS"
 
         wait_until(failed, "the error")
         return text
 
     def has_result(self) -> bool:
-        """Whether the step that was begun is done."""
+        """Whether the client has printed the result of the step that was sent."""
         return is_readable(self.process.stdout)
 
-    def do(self, step: str) -> str:
-        """Execute a step; return its line."""
-        self.begin(step)
+    def call(self, step: str) -> str:
+        """Send the client a step; return its result line."""
+        self.send(step)
         return self.result()
 
     def connect(self, device: int = 0) -> ClientProcess:
         """Make it a client with a context."""
-        assert self.do("init") == "CUDA_SUCCESS"
-        assert self.do(f"ctx {device}") == "CUDA_SUCCESS"
+        assert self.call("init") == "CUDA_SUCCESS"
+        assert self.call(f"ctx {device}") == "CUDA_SUCCESS"
         return self
 
     def end(self, number: int = 0) -> None:
         """End the client, cleanly or by a signal, and reap it."""
         if self.process.poll() is None and not number:
             with contextlib.suppress(BrokenPipeError):  # it has ended
-                self.begin("exit")
+                self.send("exit")
         elif number:
             self.process.send_signal(number)
         self.process.communicate(timeout=SECONDS)

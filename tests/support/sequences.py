@@ -60,8 +60,8 @@ KEYS: dict[str, set[str]] = {
     "gone": set(),
     "process": set(),
 }
-SAID_BY_THE_VENDORS = {"sm": "sms"}
-"""The names that the tests' unmodified CUDA programs have for commands of client_program."""
+DRIVER_PROGRAM_COMMANDS = {"sm": "sms"}
+"""The commands of client_program whose names differ in the unmodified CUDA programs of the tests."""
 
 
 @define
@@ -80,10 +80,10 @@ class VendorProgram:
         """Its PID."""
         return self.client.pid
 
-    def do(self, step: str) -> str:
+    def call(self, step: str) -> str:
         """Execute a step; return its result."""
         name, blank, rest = step.partition(" ")
-        return self.client.ask(SAID_BY_THE_VENDORS.get(name, name) + blank + rest).partition(" ")[2]
+        return self.client.call(DRIVER_PROGRAM_COMMANDS.get(name, name) + blank + rest).partition(" ")[2]
 
     def connect(self) -> VendorProgram:
         """Make it a client with a context."""
@@ -169,7 +169,7 @@ class Replay:
             self._connect(step)
         elif "do" in step:
             name, _, words = step["do"].partition(" ")
-            self._compare(self.clients[name].do(self.text(words)), step, "says")
+            self._compare(self.clients[name].call(self.text(words)), step, "says")
         elif "log" in step:
             for pattern in map(self.text, step["lines_like"]):
                 wait_until(lambda like=pattern: self._logged(step["log"], like), f"a line like {pattern}")
@@ -245,9 +245,9 @@ class Replay:
         if "cgroup" in step:
             self.cgroups.move(client.pid, step["cgroup"])
         if "fails" in step:
-            output = client.do("init")
-            output = client.do("ctx 0") if output == "CUDA_SUCCESS" else output
-            assert output == step["fails"], (step, client.do("error"))
+            output = client.call("init")
+            output = client.call("ctx 0") if output == "CUDA_SUCCESS" else output
+            assert output == step["fails"], (step, client.call("error"))
         else:
             client.connect()
 
@@ -274,7 +274,7 @@ class Replay:
         if self.protocol == 3:
             rows = self.daemon.run(["client", "list", "--format=csv,noheader"]).stdout.splitlines()
             return any(row.startswith(f"{pid},") for row in rows)
-        lists = (self.daemon.say(f"get_client_list {server}") for server in self.daemon.servers())
+        lists = (self.daemon.run_command(f"get_client_list {server}") for server in self.daemon.servers())
         return any(str(pid) in listed.split() for listed in lists)
 
     def _check_process(self, words: list[str]) -> None:

@@ -69,8 +69,8 @@ def test_a_client_in_the_log(daemon: MinimalDaemon, launcher: Path, start: Calla
     daemon.number(17)
     daemon.log()
     client = start(0)
-    assert client.ask("launch") == "launch CUDA_SUCCESS"
-    assert client.ask("sync") == "sync CUDA_SUCCESS"
+    assert client.call("launch") == "launch CUDA_SUCCESS"
+    assert client.call("sync") == "sync CUDA_SUCCESS"
     client.end()
     assert daemon.number(6) == 0
     assert daemon.number(5) == 0
@@ -164,12 +164,12 @@ def test_limits_of_each_client(daemon: MinimalDaemon, launcher: Path, start: Cal
         daemon.send(9, struct.pack("<d", percentage), 20, DEVICE_0, struct.pack("<Q", limit))
         client = start(0)
         clients.append((client, f"sms {expected}"))
-        assert client.ask(f"alloc {limit - 1}") == "alloc CUDA_SUCCESS"
-        assert client.ask("alloc 2") == "alloc CUDA_ERROR_OUT_OF_MEMORY"
-        assert client.ask("alloc 1") == "alloc CUDA_SUCCESS"
+        assert client.call(f"alloc {limit - 1}") == "alloc CUDA_SUCCESS"
+        assert client.call("alloc 2") == "alloc CUDA_ERROR_OUT_OF_MEMORY"
+        assert client.call("alloc 1") == "alloc CUDA_SUCCESS"
     for client, sms in clients:
-        assert client.ask("sms") == sms, "what was in force when it was handed over stays"
-        assert client.ask("alloc 1") == "alloc CUDA_ERROR_OUT_OF_MEMORY"
+        assert client.call("sms") == sms, "what was in force when it was handed over stays"
+        assert client.call("alloc 1") == "alloc CUDA_ERROR_OUT_OF_MEMORY"
     daemon.send(8)
     assert daemon.hear() == struct.pack("<d", 10.0)
     daemon.send(19, DEVICE_0)
@@ -177,7 +177,7 @@ def test_limits_of_each_client(daemon: MinimalDaemon, launcher: Path, start: Cal
     daemon.send(15, struct.pack("<i", 1))
     assert daemon.number(17) == 1
     assert daemon.log()[-1] == "Client Priority set to 1"
-    assert start(0, settings={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5"}).ask("sms") == "sms 6"
+    assert start(0, settings={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5"}).call("sms") == "sms 6"
 
 
 def test_the_fake_server_terminates_a_client(
@@ -189,8 +189,8 @@ def test_the_fake_server_terminates_a_client(
     daemon.log()
     assert daemon.number(13, 1) == 201
     assert daemon.number(13, client.pid) == 0
-    assert client.ask("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
-    assert other.ask("sync") == "sync CUDA_SUCCESS"
+    assert client.call("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert other.call("sync") == "sync CUDA_SUCCESS"
     assert daemon.log() == [
         "Client termination request failed: There is no active client context found for process 1.",
         "Client termination failed with invalid device context.",
@@ -200,14 +200,14 @@ def test_the_fake_server_terminates_a_client(
     assert daemon.number(6) == 2, "it is listed until it leaves"
     assert [daemon.hear(), daemon.hear()] == [struct.pack("<i", pid) for pid in (client.pid, other.pid)]
     assert daemon.serve(client, "ctx 0") == "ctx CUDA_SUCCESS"
-    assert client.ask("destroy 0") == "destroy CUDA_SUCCESS"
-    assert client.ask("sync") == "sync CUDA_SUCCESS"
+    assert client.call("destroy 0") == "destroy CUDA_SUCCESS"
+    assert client.call("sync") == "sync CUDA_SUCCESS"
     assert daemon.number(13, client.pid) == 0
     daemon.log()
     daemon.send(13, struct.pack("<i", client.pid))
     # The server sees the ends of clients before what the daemon sent: it has to have heard this command.
     daemon.await_line(f"MPS server requesting client {{PID: {client.pid}, Context ID: 2}} to exit")
-    assert other.ask("sync") == "sync CUDA_SUCCESS"
+    assert other.call("sync") == "sync CUDA_SUCCESS"
     client.end()
     assert daemon.hear() == struct.pack("<i", 0), "the answer comes when the process has ended"
 
@@ -217,9 +217,9 @@ def test_a_fault_and_the_recovery(daemon: MinimalDaemon, launcher: Path, start: 
     culprit, victim = start(0), start(0)
     daemon.number(17)
     daemon.log()
-    assert culprit.ask("fault") == f"fault {ILLEGAL}"
+    assert culprit.call("fault") == f"fault {ILLEGAL}"
     assert daemon.number(17) == 0
-    assert victim.ask("alloc 1") == f"alloc {ILLEGAL}"
+    assert victim.call("alloc 1") == f"alloc {ILLEGAL}"
     pids = (culprit.pid, victim.pid)
     names = [f"{{PID: {pid}, Context ID: 1}}" for pid in pids]
     assert daemon.log() == [
@@ -248,7 +248,7 @@ def test_a_fault_and_the_recovery(daemon: MinimalDaemon, launcher: Path, start: 
     victim.end()
     assert daemon.number(17) == 1
     assert "Destroy server context on device 0 (NVIDIA H200)" in daemon.log()
-    assert start(0).ask("sync") == "sync CUDA_SUCCESS"
+    assert start(0).call("sync") == "sync CUDA_SUCCESS"
     assert daemon.log()[1] == "Creating server context on device 0 (NVIDIA H200)"
 
 
@@ -258,8 +258,8 @@ def test_a_fault_spreads_over_the_devices_of_its_processes(
     """As recorded in several-gpus.txt."""
     daemon.start(install(tmp_path, devices=3))
     culprit, between, other, untouched = start(0), start(0, 1), start(1), start(2)
-    culprit.ask("fault")
-    assert [client.ask("sync") for client in (between, other, untouched)] == [
+    culprit.call("fault")
+    assert [client.call("sync") for client in (between, other, untouched)] == [
         f"sync {ILLEGAL}",
         f"sync {ILLEGAL}",
         "sync CUDA_SUCCESS",
@@ -284,7 +284,7 @@ def test_a_killed_client_and_one_whose_child_holds_its_sockets(
         f"Server failed to recevie command with status 806, assuming client {name} exit",
         f"Client process {killed.pid} disconnected",
     ]
-    assert forked.ask("fork").startswith("fork ")
+    assert forked.call("fork").startswith("fork ")
     forked.exit()
     assert daemon.number(6) == 1
     assert daemon.hear() == struct.pack("<i", forked.pid)
@@ -296,7 +296,7 @@ def test_the_server_goes(daemon: MinimalDaemon, launcher: Path, start: Callable[
     assert daemon.server is not None
     daemon.server.close()
     assert daemon.await_end() == (0, "")
-    assert client.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE"
+    assert client.call("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE"
 
 
 def test_the_chain_continues_while_another_holds_the_connection(daemon: MinimalDaemon, launcher: Path) -> None:
@@ -307,13 +307,13 @@ def test_the_chain_continues_while_another_holds_the_connection(daemon: MinimalD
         for request in ("init", "ctx"):
             daemon.hand_over(daemon.accept()[1])
             assert client.answer() == f"{request} CUDA_SUCCESS"
-        client.ask("steps 3")
+        client.call("steps 3")
         held = daemon.server.dup()
         daemon.server.close()
         daemon.server = held
-        client.ask("steps 3")
+        client.call("steps 3")
         assert daemon.number(17) == 1
-        name, result, steps, value = client.ask("stop").split()
+        name, result, steps, value = client.call("stop").split()
     assert (name, result, int(value)) == ("loop", "CUDA_SUCCESS", chain(int(steps)))
     assert int(steps) >= 6
 
@@ -324,7 +324,7 @@ def test_a_client_waits_for_the_daemon_and_sees_that_it_closes(daemon: MinimalDa
         assert daemon.accept()[0] == 0
         role, connection = daemon.accept()
         assert role == 2
-        assert client.waits()
+        assert client.is_waiting()
         connection.close()
         assert client.answer() == "init CUDA_ERROR_MPS_CONNECTION_FAILED"
 
@@ -338,7 +338,7 @@ def test_a_client_whose_socket_does_not_show_who_it_is_hears_nothing(
         daemon.accept()
         daemon.hand_over(daemon.accept()[1], passes_credentials=False)
         start(0)
-        assert client.waits()
+        assert client.is_waiting()
         client.kill()
     assert daemon.number(5) == 2
 
@@ -388,7 +388,7 @@ def test_a_client_that_leaves_without_a_word_blocks_the_server_for_ever(
         pass
     daemon.await_line("User did not send valid credentials")
     daemon.send(17, 17)
-    assert other.ask("sync") == "sync CUDA_SUCCESS", "its other clients continue"
+    assert other.call("sync") == "sync CUDA_SUCCESS", "its other clients continue"
     assert daemon.is_silent()
 
 

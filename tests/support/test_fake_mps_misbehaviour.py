@@ -81,7 +81,7 @@ def test_the_fake_server_crashes_at_a_command(
     daemon.send(17)
     assert daemon.hear() == b""
     assert daemon.await_end()[0] == -signal.SIGKILL
-    assert client.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE"
+    assert client.call("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE"
 
 
 def test_the_fake_server_hangs_at_a_command(
@@ -90,7 +90,7 @@ def test_the_fake_server_hangs_at_a_command(
     daemon.start(install(tmp_path, hang="on_command:17"))
     client = start(0)
     daemon.send(17, 8)
-    assert client.ask("sync") == "sync CUDA_SUCCESS", "its clients continue"
+    assert client.call("sync") == "sync CUDA_SUCCESS", "its clients continue"
     assert daemon.is_silent()
 
 
@@ -148,8 +148,8 @@ def test_the_next_server_behaves_otherwise(daemon: MinimalDaemon, tmp_path: Path
 
 def test_a_fake_client_without_a_daemon_fails(tmp_path: Path) -> None:
     with DriverClient.start(tmp_path) as client:
-        assert client.ask("init") == "init NO_DAEMON"
-        assert client.ask("ctx 0") == "ctx CUDA_ERROR_NOT_INITIALIZED"
+        assert client.call("init") == "init NO_DAEMON"
+        assert client.call("ctx 0") == "ctx CUDA_ERROR_NOT_INITIALIZED"
 
 
 def test_the_fake_server_runs_without_the_named_pipe(tmp_path: Path, launcher: Path) -> None:

@@ -35,7 +35,7 @@ def client(environment: dict[str, str], uid: int) -> Iterator[ClientProcess]:
     """A client, whose program has begun."""
     running = ClientProcess.start(environment, uid)
     with running.process:
-        assert running.do("pid") == str(running.pid)
+        assert running.call("pid") == str(running.pid)
         yield running
         running.end()
     assert running.process.returncode == 0

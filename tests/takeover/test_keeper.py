@@ -57,7 +57,7 @@ class Daemon:
     process: subprocess.Popen[str]
     given: list[list[str]]
 
-    def do(self, verb: str, name: str = "", text: str = "") -> str:
+    def call(self, verb: str, name: str = "", text: str = "") -> str:
         """Have it do one thing; return its answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{verb}/{name}/{text}\n")
@@ -210,7 +210,7 @@ def test_a_client_that_connects_while_no_daemon_runs_is_served_by_the_next(daemo
         client.connect(str(tmp_path / "control"))
         second = daemons.start()
         assert second.given == [["control", ""]]
-        second.do("accept", "control", "served")
+        second.call("accept", "control", "served")
         assert client.recv(100) == b"served"
 
 
@@ -223,9 +223,9 @@ def test_a_connection_sees_no_end_and_its_packets_are_there_for_the_next(daemons
         assert _open(peer)
         peer.send(b"while no daemon ran")
         second = daemons.start()
-        assert second.do("receive", "server 1") == "before"
-        assert second.do("receive", "server 1") == "while no daemon ran"
-        second.do("send", "server 1", "answer")
+        assert second.call("receive", "server 1") == "before"
+        assert second.call("receive", "server 1") == "while no daemon ran"
+        second.call("send", "server 1", "answer")
         assert peer.recv(100) == b"answer"
         second.kill()
         assert _open(peer)
@@ -236,8 +236,8 @@ def test_notes_and_drops_are_kept_and_the_order_is_that_of_holding(daemons: Daem
     pairs = [_pair() for _ in range(3)]
     first = daemons.start(b=pairs[0][1], a=pairs[1][1], c=pairs[2][1])
     for line in (("note", "a", "first"), ("note", "a", "second"), ("drop", "b", ""), ("hold", "c", "2")):
-        first.do(*line)
-    first.do("note", "c 1", "last")
+        first.call(*line)
+    first.call("note", "c 1", "last")
     first.kill()
     assert daemons.start().given == [["a", "second"], ["c", ""], ["c 0", "x" * 100], ["c 1", "last"]]
     assert [_open(peer) for peer, _ in pairs] == [False, True, True]
@@ -250,7 +250,7 @@ def test_a_daemon_that_ends_in_order_ends_the_keeper_and_its_socket(daemons: Dae
     with peer:
         daemon = daemons.start(server_1=ours)
         keeper = daemon.keeper()
-        daemon.do("end")
+        daemon.call("end")
         wait_until(lambda: not alive(keeper), "the keeper's end")
         assert not (daemons.folder / files.KEEPER).exists()
         daemon.kill()
@@ -275,14 +275,14 @@ def test_a_killed_keeper_is_replaced_by_one_that_holds_the_same(daemons: Daemons
     with peer:
         socket_number = os.fstat(ours.fileno()).st_ino
         daemon = daemons.start(server_1=ours)
-        daemon.do("note", "server 1", "its note")
+        daemon.call("note", "server 1", "its note")
         keeper = daemon.keeper()
         os.kill(keeper, signal.SIGKILL)
         assert "its process has ended" in daemon.event()
         assert daemon.keeper() != keeper
         # The daemon has nothing to catch up with before it knows that the keeper was started.
         wait_until(lambda: socket_number in _open_inodes(daemon.keeper()), "the socket in the new keeper")
-        daemon.do("catch up")
+        daemon.call("catch up")
         daemon.kill()
         assert daemons.start().given == [["server 1", "its note"]]
 
@@ -294,7 +294,7 @@ def test_a_stopped_keeper_does_not_delay_the_daemon_and_is_replaced(daemons: Dae
         keeper = daemon.keeper()
         suspend(keeper)
         for _ in range(10):  # more than the link takes
-            daemon.do("hold", "server 1", "2000")
+            daemon.call("hold", "server 1", "2000")
         assert "it has taken nothing for 1 s" in daemon.event()
         wait_until(lambda: not alive(keeper), "the end of the stopped keeper")
         assert daemon.keeper() != keeper
@@ -329,8 +329,8 @@ def test_a_next_daemon_that_dies_halfway_costs_nothing(daemons: Daemons) -> None
     peer, ours = _pair()
     with peer:
         daemon = daemons.start(server_1=ours)
-        daemon.do("hold", "server 1", "3000")
-        daemon.do("catch up")
+        daemon.call("hold", "server 1", "3000")
+        daemon.call("catch up")
         keeper = daemon.keeper()
         daemon.kill()
         with _connect(daemons) as halfway:
@@ -355,7 +355,7 @@ def test_the_newest_daemon_wins_and_the_one_before_leaves_the_keeper_alone(daemo
         keeper = daemon.keeper()
         sock, entries = _next_daemon(daemons)
         assert entries == {"server 1": b""}
-        daemon.do("note", "server 1", "too late")
+        daemon.call("note", "server 1", "too late")
         another, entries = _next_daemon(daemons)
         assert packets.decode(sock.recv(100))[0] == packets.REPLACED
         assert sock.recv(100) == b""
@@ -421,8 +421,8 @@ def test_a_keeper_out_of_descriptors_reports_it_and_continues(daemons: Daemons) 
     peer, ours = _pair()
     with peer:
         daemon = daemons.start(open_files=64, server_1=ours)
-        daemon.do("hold", "server 1", "100")
-        daemon.do("catch up")
+        daemon.call("hold", "server 1", "100")
+        daemon.call("catch up")
         assert daemon.event().startswith("keeper_lacks")
         sock, entries = _next_daemon(daemons)  # while it has a daemon, and a link to it
         sock.close()
@@ -456,8 +456,8 @@ def test_after_a_long_time_without_a_daemon_servers_without_clients_have_to_end(
     try:
         with server, kill_after(client):
             daemon = daemons.start(SHORT / 10, server_1=ours)
-            daemon.do("note", "server 1", "end if you are alone")
-            daemon.do("watch", "client 1", str(client.pid))
+            daemon.call("note", "server 1", "end if you are alone")
+            daemon.call("watch", "client 1", str(client.pid))
             keeper = daemon.keeper()
             daemon.kill()
             assert not select.select([server], [], [], 2 * SHORT)[0], "it has a client"
@@ -489,7 +489,7 @@ def test_when_its_socket_is_removed_idle_servers_end_and_waiting_connections_are
     connection, theirs = _pair()
     with server, connection:
         daemon = daemons.start(server_1=ours, connection_1_control=theirs)
-        daemon.do("note", "server 1", "end with your last client")
+        daemon.call("note", "server 1", "end with your last client")
         keeper = daemon.keeper()
         daemon.kill()
         wait_until(lambda: _descriptors(keeper) == OWN_DESCRIPTORS - 1 + 2 + WATCHING_DESCRIPTORS, "the watch")
@@ -531,8 +531,8 @@ def test_a_next_daemon_out_of_descriptors_refuses_to_start_and_nothing_is_lost(
     peer, ours = _pair()
     with peer:
         first = daemons.start(server_1=ours)
-        first.do("hold", "server 1", "100")
-        first.do("catch up")
+        first.call("hold", "server 1", "100")
+        first.call("catch up")
         first.kill()
         refused = str(daemons.start(open_files=open_files).given)
         assert refused.startswith("101 sockets of the daemon before are more than this one may open: raise the limit")
@@ -789,13 +789,13 @@ def test_a_connection_that_a_killed_daemon_requested_goes_to_the_next_one(daemon
     first = daemons.start(listener=listener)
     with _client(str(tmp_path / "control")) as client:
         suspend(first.keeper())
-        assert first.do("ask", "listener", "connection 1") == "done"
+        assert first.call("ask", "listener", "connection 1") == "done"
         keeper = first.keeper()
         first.kill()
         os.kill(keeper, signal.SIGCONT)
         second = daemons.start()
         assert [name for name, _ in second.given] == ["listener", "connection 1"]
-        assert second.do("send", "connection 1", "served") == "done"
+        assert second.call("send", "connection 1", "served") == "done"
         assert client.recv(100) == b"served"
 
 
@@ -808,11 +808,11 @@ def test_a_connection_takes_none_of_the_descriptors_that_the_next_daemon_needs(
     listener.setblocking(False)
     with peer, _client(str(tmp_path / "control")):
         daemon = daemons.start(open_files=64, server_1=ours, listener=listener)
-        daemon.do("hold", "server 1", "100")
-        daemon.do("catch up")
+        daemon.call("hold", "server 1", "100")
+        daemon.call("catch up")
         assert daemon.event().startswith("keeper_lacks")
-        assert daemon.do("ask", "listener", "connection 1") == "done"
-        daemon.do("catch up")
+        assert daemon.call("ask", "listener", "connection 1") == "done"
+        daemon.call("catch up")
         sock, entries = _next_daemon(daemons)
         sock.close()
         assert "server 1 0" in entries

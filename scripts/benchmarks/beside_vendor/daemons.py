@@ -47,13 +47,13 @@ class Daemon:
         """The daemon's PID."""
         return int(Path(self.directory, "nvidia-cuda-mps-control.pid").read_text())
 
-    def say(self, line: str) -> str:
+    def run_command(self, line: str) -> str:
         """Give the daemon a command; return its output; raise Failure."""
         return ways.run_tool(self.tool, self.environment, f"{line}\n")
 
     def servers(self) -> list[int]:
         """Return the servers' PIDs."""
-        return [int(word) for word in self.say("get_server_list").split()]
+        return [int(word) for word in self.run_command("get_server_list").split()]
 
     def log(self) -> list[tuple[float, str]]:
         """Return control.log: the seconds of the epoch (to the ms) and the text of each line."""

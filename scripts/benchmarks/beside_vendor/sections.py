@@ -188,7 +188,7 @@ def questions(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> No
     """Measure ``echo ps |`` of both tools, and the start of a bare interpreter."""
     bare = [sys.executable, "-I", "-S", "-c", "pass"]
     queries: dict[str, Callable[[], object]] = {
-        **{daemon.name: lambda daemon=daemon: daemon.say("ps") for daemon in daemons},  # type: ignore[misc]
+        **{daemon.name: lambda daemon=daemon: daemon.run_command("ps") for daemon in daemons},  # type: ignore[misc]
         BARE: lambda: subprocess.run(bare, input=b"ps\n", stdout=subprocess.PIPE, check=True, timeout=30),
     }
     taken: dict[str, list[float]] = {name: [] for name in queries}

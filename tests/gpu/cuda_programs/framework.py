@@ -13,14 +13,14 @@ import sys
 from typing import Any
 
 
-def say(text: str) -> None:
-    """Print a line."""
+def print_line(text: str) -> None:
+    """Print a line, and flush it."""
     print(text, flush=True)
 
 
 def connect() -> None:
     """Wait until all programs are connected."""
-    say("connected")
+    print_line("connected")
     sys.stdin.readline()
 
 
@@ -29,7 +29,7 @@ def torch_module() -> Any:
     import torch
 
     if torch.version.cuda is None:
-        say("absent: PyTorch is built without CUDA")
+        print_line("absent: PyTorch is built without CUDA")
         sys.exit()
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(1)
@@ -77,7 +77,7 @@ def run_jax() -> bool:
     import numpy as np
 
     if jax.default_backend() != "gpu":
-        say("absent: JAX has no GPU backend")
+        print_line("absent: JAX has no GPU backend")
         sys.exit()
     jax.numpy.zeros(1).block_until_ready()
     connect()
@@ -95,7 +95,7 @@ def train() -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     inputs = torch.rand(512, 64).cuda()
     expected = inputs.sum(1, keepdim=True)
-    say("connected")
+    print_line("connected")
     losses, requested = [], 0
     while True:
         if select.select([0], [], [], 0)[0]:
@@ -109,7 +109,7 @@ def train() -> None:
         optimizer.step()
         losses.append(loss.item())
         if requested and len(losses) >= requested:
-            say(hashlib.sha256(struct.pack(f"<{requested}d", *losses[:requested])).hexdigest())
+            print_line(hashlib.sha256(struct.pack(f"<{requested}d", *losses[:requested])).hexdigest())
             requested = 0
 
 
@@ -119,7 +119,7 @@ def main(name: str) -> None:
         train()
     else:
         run = {"torch": run_torch, "cupy": run_cupy, "jax": run_jax}[name]
-        say("right" if run() else "wrong")
+        print_line("right" if run() else "wrong")
 
 
 main(sys.argv[1])

@@ -101,8 +101,8 @@ def why_not(module: str) -> str:
 
 def connect(program: DriverClient, device: int = 0) -> DriverClient:
     """Make a context."""
-    assert program.ask("init") == "init CUDA_SUCCESS"
-    assert program.ask(f"ctx {device}") == "ctx CUDA_SUCCESS"
+    assert program.call("init") == "init CUDA_SUCCESS"
+    assert program.call(f"ctx {device}") == "ctx CUDA_SUCCESS"
     return program
 
 

@@ -33,7 +33,7 @@ class DriverClient:
     """A running fake CUDA program. A block with it must end it, and fails if it printed an unexpected line."""
 
     process: subprocess.Popen[bytes]
-    _said: bytes = b""
+    _unread: bytes = b""
 
     @classmethod
     def start(
@@ -70,41 +70,41 @@ class DriverClient:
     def answer(self, seconds: float = SECONDS) -> str:
         """Wait for the program's next line; raise AssertionError if it ends or prints nothing within the limit."""
         give_up = time.monotonic() + seconds
-        while b"\n" not in self._said:
-            assert self._hear(give_up - time.monotonic()), "the client ended without an answer"
-        line, _, self._said = self._said.partition(b"\n")
+        while b"\n" not in self._unread:
+            assert self._read_more(give_up - time.monotonic()), "the client ended without an answer"
+        line, _, self._unread = self._unread.partition(b"\n")
         return line.decode()
 
-    def ask(self, line: str, seconds: float = SECONDS) -> str:
+    def call(self, line: str, seconds: float = SECONDS) -> str:
         """Send the program a line; return its answer."""
         self.send(line)
         return self.answer(seconds)
 
     def connect(self) -> DriverClient:
         """Make it a client with a context."""
-        output = self.ask("init")
+        output = self.call("init")
         assert output == "init CUDA_SUCCESS", output
-        assert self.ask("ctx 0") == "ctx CUDA_SUCCESS"
+        assert self.call("ctx 0") == "ctx CUDA_SUCCESS"
         return self
 
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the program has printed nothing that was not read yet."""
         assert self.process.stdout is not None
-        return not self._said and not is_readable(self.process.stdout)
+        return not self._unread and not is_readable(self.process.stdout)
 
     def end(self) -> None:
         """End the program and its children; raise AssertionError if it hangs or printed an unexpected line."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         give_up = time.monotonic() + SECONDS
-        while self._hear(give_up - time.monotonic()):
+        while self._read_more(give_up - time.monotonic()):
             pass
         assert self.process.wait(SECONDS) == 0
-        assert not self._said, f"nobody waited for {self._said.decode()!r}"
+        assert not self._unread, f"nobody waited for {self._unread.decode()!r}"
 
     def exit(self) -> None:
         """Let it leave; children that it forked stay, and hold its sockets, until the end of the block."""
-        assert self.ask("exit") == "exit"
+        assert self.call("exit") == "exit"
         assert self.process.wait(SECONDS) == 0
 
     def kill(self) -> None:
@@ -127,10 +127,10 @@ class DriverClient:
                 assert stream is not None
                 stream.close()
 
-    def _hear(self, seconds: float) -> bool:
+    def _read_more(self, seconds: float) -> bool:
         """Read the program's next output; return False at its end."""
         assert self.process.stdout is not None
         assert is_readable(self.process.stdout, seconds), "the client says nothing"
         more = os.read(self.process.stdout.fileno(), 4096)
-        self._said += more
+        self._unread += more
         return bool(more)

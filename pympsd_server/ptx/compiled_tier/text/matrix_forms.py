@@ -470,7 +470,7 @@ def _copy(text: MemoryText, operation: Operation) -> None:
     operands = operation.operands[: len(operation.operands) - operation.has("L2::cache_hint")]
     size = operands[2] if len(operands) > 2 else None
     if not isinstance(size, Immediate):
-        arrive(text, operation, operands[0], Sink(), count_arrivals(text, int(operation.has("noinc"))))
+        arrive(text, operands[0], Sink(), count_arrivals(text, int(operation.has("noinc"))))
         return
     site = _put_addresses(text, operands[0], "shared", 0)
     _put_addresses(text, operands[1], "global", 1)
