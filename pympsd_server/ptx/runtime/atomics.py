@@ -79,7 +79,7 @@ def atomic(
     old = np.zeros(inner.count, dtype)
     width = dtype.itemsize
     try:
-        resolved = elements(state, inner, space, address, width, align)
+        resolved = elements(state, inner, space, address, width, align, writes=True)
     except DeviceFault as fault:
         raise fault if selected is None else translate_fault(selected, fault) from None
     for kind, index, part in resolved:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from attrs import define, field
 
 from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Shape, sequence
-from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
+from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS, WRITTEN
 from pympsd_server.ptx.compiled_tier.planning.analysis import Accesses, is_ordered
 from pympsd_server.ptx.compiled_tier.planning.sequences import Sequences
 from pympsd_server.ptx.compiled_tier.text.lanes import BITS
@@ -168,11 +168,14 @@ class MemoryText(VectorMemory):
         name = f"@accesses{len(self.tables)}"
         items = [f"i64 {number}" for pair in sorted(group.sites) for number in pair]
         self.tables.append(f"{name} = private constant [{len(items)} x i64] [{', '.join(items)}]")
+        assert self.operation is not None
+        is_read = self.operation.name in ("ld", "ldu") or self.operation.one_of("test_wait", "try_wait")
+        space = SPACE_NUMBERS[group.space] if is_read or group.space != "generic" else WRITTEN
         bad = self.call(
             "kernels_resolve",
             "i32",
             *(("ptr", "%ctx"), ("i64", str(site)), ("ptr", "%scratch0"), ("i32", self.as_word(mask))),
-            *(("i32", str(SPACE_NUMBERS[group.space])), ("ptr", name), ("i32", str(len(group.sites)))),
+            *(("i32", str(space)), ("ptr", name), ("i32", str(len(group.sites)))),
         )
         return self.fault_unless_zero(bad)
 
