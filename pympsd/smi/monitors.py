@@ -12,7 +12,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.smi.machine import MIB, MonitoredDevice
-from pympsd.smi.options import BAD_OPTION, BAD_VALUE, NOT_SUPPORTED, UnsupportedRequest, interval
+from pympsd.smi.options import BAD_OPTION, BAD_VALUE, NOT_SUPPORTED, UnsupportedRequest, interval, refuse
 from pympsd.smi.summary import sort_processes
 
 COMMANDS: Final = ("dmon", "pmon")
@@ -89,14 +89,14 @@ def parse(arguments: Sequence[str]) -> Monitor | None:
         if option in ("-h", "--help"):
             return None
         if option not in OPTIONS:
-            _refuse(f"Option {option} is not recognized. Please run '{{program}} -h'.", BAD_OPTION)
+            refuse(f"Option {option} is not recognized. Please run '{{program}} -h'.", BAD_OPTION)
         if not remaining:
-            _refuse(f"Option {option} is missing its value. Please run '{{program}} -h' for help.", BAD_OPTION)
+            refuse(f"Option {option} is missing its value. Please run '{{program}} -h' for help.", BAD_OPTION)
         values[option] = remaining.pop(0)
     metrics, stamps = values.get("-s", _DEFAULTS[command]), values.get("-o", "")
     for option, text, letters in (("-s", metrics, "".join(_GROUPS[command])), ("-o", stamps, "DT")):
         if not set(text) <= set(letters):
-            _refuse(f"Option {option} of {command} takes letters of {letters}, not {text!r}.", BAD_VALUE)
+            refuse(f"Option {option} of {command} takes letters of {letters}, not {text!r}.", BAD_VALUE)
     count = interval("-c", values["-c"]) if "-c" in values else None
     seconds = interval("-d", values["-d"]) if "-d" in values else 1
     return Monitor(command, values.get("-i"), seconds, count, metrics, stamps, values.get("-f", ""))
@@ -168,7 +168,3 @@ def _values(device: MonitoredDevice) -> dict[str, int]:
 
 def _cells(monitor: Monitor, values: Mapping[str, int]) -> str:
     return "".join(f"{values.get(name, '-'):>7}" for name, _ in monitor.columns)
-
-
-def _refuse(sentence: str, status: int) -> None:
-    raise UnsupportedRequest(f"ERROR: {sentence}\n\n", status)

@@ -232,10 +232,10 @@ def _read(arguments: list[str]) -> dict[str, tuple[str, str]]:
             if not equals and not (option == "--loop" and not _is_number(arguments[:1])):
                 value = arguments.pop(0) if arguments else ""
             if not value and option != "--loop":
-                _refuse(f"Option {written} is missing its value. Please run '{{program}} -h' for help.", BAD_OPTION)
+                refuse(f"Option {written} is missing its value. Please run '{{program}} -h' for help.", BAD_OPTION)
             values[option] = (written, value)
         elif option in UNSUPPORTED or option in UNSUPPORTED.values():
-            _refuse(f"Option {written} is not supported by emulated GPUs.", NOT_SUPPORTED)
+            refuse(f"Option {written} is not supported by emulated GPUs.", NOT_SUPPORTED)
         else:
             raise UnknownOption(word, written)
     return values
@@ -276,15 +276,16 @@ def interval(option: str, text: str) -> int:
     """
     number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_INTERVAL)) else 0
     if not 0 < number < _MAX_INTERVAL:
-        _refuse(f"Option {option} takes a whole number above 0, not {text!r}.", BAD_VALUE)
+        refuse(f"Option {option} takes a whole number above 0, not {text!r}.", BAD_VALUE)
     return number
 
 
 def _refuse_option(written: str) -> NoReturn:
-    _refuse(f"Option {written} is not valid for this command. Please run '{{program}} -h' for help.", BAD_VALUE)
+    refuse(f"Option {written} is not valid for this command. Please run '{{program}} -h' for help.", BAD_VALUE)
 
 
-def _refuse(sentence: str, status: int) -> NoReturn:
+def refuse(sentence: str, status: int) -> NoReturn:
+    """Raise UnsupportedRequest with a sentence and the program's exit status."""
     raise UnsupportedRequest(f"ERROR: {sentence}\n\n", status)
 
 

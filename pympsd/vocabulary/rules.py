@@ -6,7 +6,7 @@ that root has put it into.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import Final
@@ -144,16 +144,8 @@ def _units(origin: Origin) -> list[str]:
     return [part for part in _trustworthy_parts(origin) if part.endswith((".slice", ".service", ".scope"))]
 
 
-def _containers(origin: Origin) -> list[str]:
-    return [match[1] for part in _trustworthy_parts(origin) if (match := _CONTAINER.fullmatch(part))]
-
-
-def _pods(origin: Origin) -> list[str]:
-    return [match[1].replace("_", "-") for part in _trustworthy_parts(origin) if (match := _POD.fullmatch(part))]
-
-
-def _slurm_jobs(origin: Origin) -> list[str]:
-    return [match[1] for path in _cgroups(origin) if (match := _SLURM_JOB.match(path))]
+def _find(match: Callable[[str], re.Match[str] | None], texts: Iterable[str]) -> list[str]:
+    return [result[1] for result in map(match, texts) if result is not None]
 
 
 _READERS: Final[dict[str, Callable[[Origin], Sequence[str]]]] = {
@@ -161,9 +153,11 @@ _READERS: Final[dict[str, Callable[[Origin], Sequence[str]]]] = {
     "group": lambda origin: [str(group) for group in origin.groups],
     "cgroup": _cgroups,
     "systemd_unit": _units,
-    "slurm_job": _slurm_jobs,
-    "kubernetes_pod": _pods,
-    "container": _containers,
+    "slurm_job": lambda origin: _find(_SLURM_JOB.match, _cgroups(origin)),
+    "kubernetes_pod": lambda origin: [
+        pod.replace("_", "-") for pod in _find(_POD.fullmatch, _trustworthy_parts(origin))
+    ],
+    "container": lambda origin: _find(_CONTAINER.fullmatch, _trustworthy_parts(origin)),
     "executable": _executables,
 }
 KINDS: Final = (*_READERS, "namespace")
@@ -184,15 +178,11 @@ def expand_cgroups(cgroups: Sequence[str]) -> list[str]:
     return list(paths)
 
 
-def _is_in(namespace: str, value: str) -> bool:
-    return fnmatchcase(namespace, value if "/" in value else f"{value}/*")
-
-
-_FITS: Final = {
+_FITS: Final[dict[str, Callable[[str, str], bool]]] = {
     "user": str.__eq__,
     "group": str.__eq__,
     "cgroup": is_below,
     "container": lambda image, value: value == "*" or image.startswith(value),
-    "namespace": _is_in,
+    "namespace": lambda namespace, value: fnmatchcase(namespace, value if "/" in value else f"{value}/*"),
 }
 """The comparison of a process's property with a value, by kind; other kinds compare by pattern."""

@@ -103,46 +103,10 @@ def check_executor_settings(environment: Mapping[str, str], backend: str) -> Non
     """
     read(environment, variables.WORKER)
     if backend == "emulated":
-        has_strict_bounds(environment)
-        read_tier(environment)
-        read_kernel_threads(environment)
-        read_kernel_cache(environment)
+        for name in (variables.STRICT_BOUNDS, variables.TIER, variables.KERNEL_THREADS, variables.KERNEL_CACHE):
+            read(environment, name)
     if backend == "cuda":
         read(environment, variables.CONNECTIONS)
-
-
-def read_tier(environment: Mapping[str, str]) -> str:
-    """Return the tier that runs the kernels of an emulated device: one of TIERS (PYMPSD_TIER).
-
-    Raises:
-        BadSetting: The variable has another value.
-    """
-    return read(environment, variables.TIER)
-
-
-def read_kernel_threads(environment: Mapping[str, str]) -> int:
-    """Return the maximum number of threads that run one kernel; 0 means one per processor (PYMPSD_KERNEL_THREADS).
-
-    Raises:
-        BadSetting: The value is not a number in the allowed range.
-    """
-    return int(read(environment, variables.KERNEL_THREADS) or 0)
-
-
-def read_kernel_cache(environment: Mapping[str, str]) -> str:
-    """Return the directory for compiled kernels (PYMPSD_KERNEL_CACHE).
-
-    ``off``: there is none; an empty text: the user's own.
-
-    Raises:
-        BadSetting: The value is not allowed.
-    """
-    return read(environment, variables.KERNEL_CACHE)
-
-
-def has_strict_bounds(environment: Mapping[str, str]) -> bool:
-    """Return whether an emulated device's memory ends exactly at the requested size; raise BadSetting."""
-    return read(environment, variables.STRICT_BOUNDS) == "1"
 
 
 _RECORDED: Final[dict[str, tuple[Callable[[str], object], str]]] = {

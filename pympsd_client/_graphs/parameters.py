@@ -93,10 +93,7 @@ def free_work(graph: Graph, address: int) -> works.FreeWork:
     nodes = works.collect_nodes(graph).values()
     if any(isinstance(node.work, works.FreeWork) and node.work.address == address for node in nodes):
         raise invalid_value(f"the graph frees {address:#x} already")
-    owned = any(
-        isinstance(node.work, works.AllocateWork) and node.work.allocation.handle == address for node in nodes
-    )
-    if not owned and not any(
+    if not any(
         isinstance(node.work, works.AllocateWork) and node.work.allocation.handle == address
         for node in tuple(graphs.nodes.values())
     ):

@@ -7,6 +7,8 @@ and ends by storing them there. So a wrong value names its program, and later pr
     row of a program      r0 to r3 and u0 u1 (32 bits), f0 to f3 (f32), l0 l1 (64 bits), d0 d1 (f64), s0 s1
                           (16 bits), h0 h1 (f16)
     area of a thread      in global, shared and local memory: 8 words, 4 f32, 2 f64, which all programs share
+    columns               in global and shared memory: elements of 1 to 16 bytes, each next to those of the threads
+                          before and after (all other addresses are far apart), in two lines
     counters              of each block (shared) and of the grid: one for each operation that commutes
 
 Rows begin with special values (infinities, NaNs, subnormal numbers, extreme integers). The registers u0 and u1
@@ -17,8 +19,9 @@ A *form* is an instruction with alternatives, `{a|b}`, and letters for operands:
 a NaN are not defined, so floats become integers by conversions only, and are stored as floats.
 
 `TOGETHER` has what threads of a warp or of a block do together. It comes only where all lanes are, outside of
-branches and in loops whose rounds are the same for the block. `RARE` has what the compiled tier leaves to the NumPy
-tier. It comes outside of loops, because a kernel with such an instruction in a loop stays in NumPy.
+branches and in loops whose rounds are the same for the block. `AMONG` has what the lanes of a branch do together,
+whose mask is M. `RARE` has what the compiled tier leaves to the NumPy tier. It comes outside of loops, because a
+kernel with such an instruction in a loop stays in NumPy.
 """
 
 from __future__ import annotations
@@ -38,7 +41,23 @@ ROW: Final = np.dtype(
 AREA: Final = np.dtype([("words", "u4", 8), ("f", "f4", 4), ("d", "f8", 2)])
 COUNTED: Final = ("add.u32", "min.s32", "max.u32", "xor.b32", "or.b32", "and.b32", "inc.u32", "add.u64")
 COUNTERS: Final = np.dtype("u8")
-SHAPES: Final = ((80, 1, 1), (64, 1, 1), (16, 5, 1), (32, 2, 1), (16, 2, 2))
+COLUMN_SIZES: Final = (1, 2, 4, 8, 16)
+COLUMN_LINES: Final = 2
+SHAPES: Final = (
+    *((80, 1, 1), (64, 1, 1), (16, 5, 1), (32, 2, 1), (16, 2, 2)),
+    *((33, 1, 1), (7, 1, 1), (96, 1, 1), (8, 5, 1), (32, 1, 3), (5, 3, 3)),
+)
+NOWHERE: Final = (
+    "0",
+    "-16",
+    "0x1",
+    "0x6000000000000",
+    "0x10000000000",
+    "0x1FFFFFFFFFF",
+    "0x20000000003",
+    "0xFFFFFF00",
+)
+"""Addresses that no memory has, for lanes that make no access."""
 BLOCKS: Final = 2
 
 _INTEGERS = "{eq|ne|lt|le|gt|ge}"
@@ -121,6 +140,11 @@ TOGETHER: Final = (
     "redux.sync.{and|or|xor}.b32 R, R, -1", "bar.red.popc.u32 R, {0|3}, {P|!P}", "bar.red.{and|or}.pred P, 1, Q",
     "bar.warp.sync -1", "barrier.sync {0|2}",
 )  # fmt: skip
+AMONG: Final = (
+    "vote.sync.{any|all|uni}.pred P, {Q|!Q}, M", "vote.sync.ballot.b32 R, {P|!P}, M", "bar.warp.sync M",
+    "redux.sync.{add|min|max}.{u32|s32} R, R, M", "redux.sync.{and|or|xor}.b32 R, R, M",
+    "match.any.sync.b32 R, R, M",
+)  # fmt: skip
 RARE_TOGETHER: Final = ("match.any.sync.{b32 R, R|b64 R, L}, -1", "match.all.sync.b32 R|P, R, -1")
 CONSTANTS: Final = ("0", "1", "-1", "2", "17", "40", "0x7FFFFFFF", "0x80000000", "0xFFFF", "0x12345678")
 _REGISTERS: Final = {"R": ("%r", 4), "L": ("%l", 2), "S": ("%s", 2), "F": ("%f", 4), "D": ("%d", 2), "H": ("%h", 2)}
@@ -144,6 +168,10 @@ class Kernel:
         self.ends: list[str] = []
         """Where a lane goes that leaves, behind the innermost statement in which all lanes are."""
         self.is_uniform = False
+        self.has_generic_locals = self.source.random() < 0.5
+        """Whether local memory is accessed by generic addresses, too; otherwise machine code may interleave it."""
+        self.has_warps = self.source.random() < 0.6
+        """Whether instructions need the lanes of a warp; otherwise the vectors of some shapes have 8 or 16 lanes."""
         for number in range(programs):
             self._program(number)
         self.rows = _special_rows(np.random.default_rng(seed), programs * self.threads)
@@ -176,7 +204,8 @@ class Kernel:
 
     def _statement(self, depth: int = 0) -> None:
         nested = (self._if, self._loop, self._switch, self._if, self._loop) if depth < 2 else ()
-        common = (self._form, self._form, self._form, self._guarded, self._guarded, self._memory, self._atomic)
+        common = (self._form, self._form, self._form, self._guarded, self._guarded)
+        common += (self._memory, self._column, self._atomic)
         chosen = self.source.choice((*common, *nested))
         if chosen in nested:
             chosen(depth + 1)
@@ -195,13 +224,18 @@ class Kernel:
         self._write(self.source.choice(RARE))
 
     def _together(self) -> None:
-        kind = self.source.randrange(6)
+        kind = self.source.randrange(7)
         if kind == 0:
             self._exchange()
-        elif kind == 1:
+        elif kind == 2 and self.has_warps:
+            self._among()
+        elif kind == 1 and self.has_warps:
             self._write(self.source.choice(RARE_TOGETHER))
         else:
-            self._write(self.source.choice(TOGETHER))
+            self._write_form_together()
+
+    def _write_form_together(self) -> None:
+        self._write(self.source.choice(TOGETHER) if self.has_warps else "barrier.sync {0|2}")
 
     def _loop_together(self) -> None:
         """Some rounds of which each has what threads do together: the same number for all threads of a block."""
@@ -216,7 +250,20 @@ class Kernel:
         if self.source.random() < 0.3:
             self._exchange()
         else:
-            self._write(self.source.choice(TOGETHER))
+            self._write_form_together()
+
+    def _among(self) -> None:
+        """Write two branches, in each of which lanes that may have diverged meet."""
+        other, end, condition = self._label(), self._label(), self._condition()
+        opposite = _opposite(condition)
+        self.lines.append(f"vote.sync.ballot.b32 %m0, {condition}, -1; vote.sync.ballot.b32 %m1, {opposite}, -1;")
+        self.lines.append(f"@{opposite} bra {other};")
+        for index, ending in enumerate((f"bra {end}; {other}:", f"{end}:")):
+            for _ in range(self.source.randint(0, 2)):
+                self._region(self._statement)
+            for _ in range(self.source.randint(1, 2)):
+                self._write(re.sub(r"\bM\b", f"%m{index}", self.source.choice(AMONG)))
+            self.lines.append(ending)
 
     def _exchange(self) -> None:
         """Exchange values with another thread of the block through shared memory."""
@@ -273,6 +320,9 @@ class Kernel:
             return
         kind = self.source.choice(names.split())
         words, address = self._address(kind, _WIDTHS.get(names, 8 if kind == "f64" else 4))
+        self._access(kind, words, address, guard, order, is_store=is_store)
+
+    def _access(self, kind: str, words: str, address: str, guard: str, order: str, *, is_store: bool) -> None:
         count = int(kind[1]) if kind.startswith("v") else 1
         letters = {"2": "F", "4": "D"} if kind[0] == "f" else {"8": "R", "6": "S", "2": "R", "4": "L"}
         letter = letters[kind[-1]]
@@ -289,7 +339,7 @@ class Kernel:
     def _address(self, kind: str, size: int) -> tuple[str, str]:
         """Return the space's words and the address of an element of that size in the thread's area."""
         space = self.source.choice(("global", "shared", "local"))
-        is_generic = self.source.random() < 0.3
+        is_generic = self.source.random() < 0.3 and (space != "local" or self.has_generic_locals)
         base, words = (f"%g_{space}", "") if is_generic else (f"%a_{space}", f".{space}")
         first, length = {"f32": (32, 16), "f64": (48, 16)}.get(kind, (0, 32))
         if self.source.random() < 0.4:
@@ -297,6 +347,49 @@ class Kernel:
         self.lines.append(f"and.b32 %t, {self._operand('R')}, {length // size - 1}; mul.wide.u32 %a, %t, {size};")
         self.lines.append(f"add.s64 %a, %a, {base};")
         return words, f"%a+{first}"
+
+    def _column(self) -> None:
+        """Load or store the thread's element of a column. Lanes that the guard excludes may have other addresses."""
+        names = self.source.choice(tuple(_WIDTHS))
+        size, kind = _WIDTHS[names], self.source.choice(names.split())
+        space, is_generic = self.source.choice(("global", "shared")), self.source.random() < 0.3
+        register, words = "%a", "" if is_generic else f".{space}"
+        line = self.source.randrange(COLUMN_LINES) * size * self._column_threads(space)
+        way = self.source.randrange(3)
+        if way == 0 or is_generic:
+            register = f"%k{size}_{'g' if is_generic else ''}{space}"
+        elif way == 1 or space == "global":
+            self.lines.append(f"add.s64 %w, %k_{space}, {self._column_offset(space, size)};")
+            self.lines.append(f"mad.wide.u32 %a, %in_{space}, {size}, %w;")
+        else:
+            self.lines.append(f"cvt.u32.u64 %v, %k_shared; mad.lo.u32 %v, %thread, {size}, %v;")
+            self.lines.append(f"add.u32 %v, %v, {self._column_offset(space, size)};")
+            register = "%v"
+        guard = ""
+        if self.source.random() < 0.4:
+            condition = self._condition()
+            guard = f"@{condition} "
+            if register != "%v" and self.source.random() < 0.5:
+                self.lines.append(f"mov.u64 %a, {register};")
+                self.lines.append(f"@{_opposite(condition)} mov.u64 %a, {self.source.choice(NOWHERE)};")
+                register = "%a"
+        order = self.source.choice(("", "", "", ".volatile"))
+        is_store = self.source.random() < 0.5
+        self._access(kind, words, f"{register}+{line}", guard, order, is_store=is_store)
+
+    def _column_threads(self, space: str) -> int:
+        return self.threads if space == "global" else self.threads // BLOCKS
+
+    def _column_offset(self, space: str, size: int) -> int:
+        """Return the offset of the column of elements of a size, in bytes."""
+        return COLUMN_LINES * self._padded(space) * sum(s for s in COLUMN_SIZES if s < size)
+
+    def _padded(self, space: str) -> int:
+        """Return the number of elements of a line, with some that nobody uses so that the next column is aligned."""
+        return -(-self._column_threads(space) // 16) * 16
+
+    def _column_bytes(self, space: str) -> int:
+        return COLUMN_LINES * self._padded(space) * sum(COLUMN_SIZES)
 
     def _atomic(self) -> None:
         """Count in a shared counter, or change a word of the thread's own with its old value as the result."""
@@ -383,6 +476,16 @@ class Kernel:
         starts = [f"st.shared.b64 [%c_shared+{8 * i}], 0;" for i in range(len(COUNTED))]
         for place in range(0, area, 16):
             starts += [f"st.{space}.v2.b64 [%a_{space}+{place}], {{0, 0}};" for space in ("shared", "local")]
+        for place in range(0, self._column_bytes("shared") // 16, threads):
+            starts.append(f"add.u32 %t, %thread, {place}; setp.lt.u32 %p0, %t, {self._column_bytes('shared') // 16};")
+            starts.append("mul.wide.u32 %a, %t, 16; add.s64 %a, %a, %k_shared; @%p0 st.shared.v2.b64 [%a], {0, 0};")
+        for space, register in (("global", "%r1"), ("shared", "%thread")):
+            starts.append(f"mov.u32 %in_{space}, {register};")
+            for size in COLUMN_SIZES:
+                starts.append(f"mul.wide.u32 %a, {register}, {size}; add.s64 %a, %a, %k_{space};")
+                starts.append(f"add.s64 %k{size}_{space}, %a, {self._column_offset(space, size)};")
+                cast = f"cvta.{space}.u64" if space == "shared" else "mov.u64"
+                starts.append(f"{cast} %k{size}_g{space}, %k{size}_{space};")
         ends = []
         for index, space in enumerate(("shared", "local"), 1):
             for place in range(0, area, 16):
@@ -391,13 +494,24 @@ class Kernel:
         ends.append("bar.sync 0;")
         for i in range(len(COUNTED)):
             ends.append(f"ld.shared.b64 %l0, [%c_shared+{8 * i}]; st.global.b64 [%own_counters+{8 * i}], %l0;")
+        ends.append(f"mov.u32 %t, %ctaid.x; mad.wide.u32 %w, %t, {self._column_bytes('shared')}, %k_global;")
+        for place in range(0, self._column_bytes("shared") // 16, threads):
+            ends.append(f"add.u32 %t, %thread, {place}; setp.lt.u32 %p0, %t, {self._column_bytes('shared') // 16};")
+            ends.append("mul.wide.u32 %a, %t, 16; add.s64 %a, %a, %k_shared; @%p0 ld.shared.v2.b64 {%l0, %l1}, [%a];")
+            ends.append("sub.s64 %a, %a, %k_shared; add.s64 %a, %a, %w;")
+            ends.append(f"@%p0 st.global.v2.b64 [%a+{self._column_bytes('global')}], {{%l0, %l1}};")
+        columns = [
+            f"%k{size}_{g}{space}" for size in COLUMN_SIZES for g in ("", "g") for space in ("global", "shared")
+        ]
         body = "\n".join([*starts, "bar.sync 0;", *self.lines, *ends])
         return f"""{HEADER}.const .b32 numbers[8] = {{7, 1, 0x80000000, 65535, 3, 0xFFFFFFFF, 40, 2}};
 .visible .entry k(.param .u64 p)
-{{ .reg .b32 %r<4>, %u<2>, %t, %v, %thread, %exchanged;
+{{ .reg .b32 %r<4>, %u<2>, %m<2>, %t, %v, %thread, %exchanged;
 .reg .b64 %l<2>, %w, %a, %row, %own_counters; .reg .b16 %s<2>, %h<2>, %m, %n;
 .reg .f32 %f<4>; .reg .f64 %d<2>; .reg .pred %p<3>;
 .reg .b64 %a_global, %a_shared, %a_local, %g_global, %g_shared, %g_local, %c_shared, %c_global;
+.reg .b64 %k_global, %k_shared, {", ".join(columns)}; .reg .b32 %in_global, %in_shared;
+.shared .align 16 .b8 columns[{self._column_bytes("shared")}];
 .local .align 16 .b8 own[{area}]; .shared .align 16 .b8 areas[{area * threads}]; .shared .b32 values[{threads}];
 .shared .align 8 .b64 counters[{len(COUNTED)}];
 mov.u32 %thread, %tid.z; mad.lo.u32 %thread, %thread, {y}, %tid.y; mad.lo.u32 %thread, %thread, {x}, %tid.x;
@@ -406,17 +520,20 @@ mul.wide.u32 %row, %r1, {row_bytes}; add.s64 %row, %row, %w; add.s64 %w, %w, {ro
 mul.wide.u32 %a_global, %r1, {area}; add.s64 %a_global, %a_global, %w; mov.u64 %g_global, %a_global;
 add.s64 %c_global, %w, {3 * area * self.threads}; mul.wide.u32 %own_counters, %r0, {8 * len(COUNTED)};
 add.s64 %own_counters, %own_counters, %c_global; add.s64 %own_counters, %own_counters, {8 * len(COUNTED)};
+add.s64 %k_global, %c_global, {8 * len(COUNTED) * (1 + BLOCKS)}; mov.u64 %k_shared, columns;
 mov.u64 %a_shared, areas; mul.wide.u32 %a, %thread, {area}; add.s64 %a_shared, %a_shared, %a;
 cvta.shared.u64 %g_shared, %a_shared;
-mov.u64 %a_local, own; cvta.local.u64 %g_local, %a_local; mov.u64 %c_shared, counters; mov.u32 %exchanged, values;
+mov.u64 %a_local, own; mov.u64 %c_shared, counters; mov.u32 %exchanged, values;
+{"cvta.local.u64 %g_local, %a_local;" * self.has_generic_locals}
 {body}
 ret; }}
 """
 
     def memory(self) -> np.ndarray[Any, Any]:
         """Return the memory with which the kernel begins, as bytes."""
-        words = AREA.itemsize * 3 * self.threads + 8 * len(COUNTED) * (1 + BLOCKS)
-        return np.concatenate([self.rows.view("u1"), np.zeros(words, "u1")])
+        count = AREA.itemsize * 3 * self.threads + 8 * len(COUNTED) * (1 + BLOCKS)
+        count += self._column_bytes("global") + BLOCKS * self._column_bytes("shared")
+        return np.concatenate([self.rows.view("u1"), np.zeros(count, "u1")])
 
     def split(self, memory: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Return the values in what a kernel leaves, by name, with one bit pattern for all NaNs."""
@@ -424,8 +541,14 @@ ret; }}
         areas = memory[self.rows.nbytes :][: 3 * AREA.itemsize * self.threads].view(AREA)
         parts = {name: rows[name] for name in rows.dtype.names}
         parts |= {f"memory {name}": areas[name] for name in areas.dtype.names}
-        parts["counters"] = memory[self.rows.nbytes + areas.nbytes :].view(COUNTERS)
+        rest = memory[self.rows.nbytes + areas.nbytes :]
+        parts["counters"] = rest[: 8 * len(COUNTED) * (1 + BLOCKS)].view(COUNTERS)
+        parts["columns"] = rest[parts["counters"].nbytes :]
         return {name: _bits(part) for name, part in parts.items()}
+
+
+def _opposite(condition: str) -> str:
+    return condition[1:] if condition[0] == "!" else f"!{condition}"
 
 
 def _bits(part: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

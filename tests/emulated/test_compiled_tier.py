@@ -83,6 +83,26 @@ def test_the_text_for_a_processor_without_mask_registers_tests_each_lanes_bit() 
     assert [int(bit.removeprefix("i32 ")) for bit in bits[1].split(", ")] == [1 << lane for lane in range(32)]
 
 
+SMALL_VECTORS = """.visible .entry k(.param .u64 p)
+{ .reg .b64 %a, %b, %p; .reg .b32 %i, %v; .reg .pred %q; ld.param.u64 %p, [p]; mov.u32 %i, %tid.x;
+mad.wide.u32 %a, %i, 4, %p; mad.wide.u32 %b, %i, 2, %p; rem.u32 %v, %i, 3; setp.eq.u32 %q, %v, 1; add.u32 %v, %i, 100;
+@%q st.global.v4.u8 [%a], {%i, %v, 7, %i}; @!%q st.global.v2.u16 [%a], {%i, %v}; st.global.v2.u8 [%b+256], {%v, %i};
+ret; }"""
+
+
+@pytest.mark.parametrize("threads", [64, 40])
+def test_small_vectors_are_stored_without_a_test_of_each_element(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """On a processor without mask registers, LLVM takes long for these tests."""
+    monkeypatch.setattr(machine_code, "has_masks", lambda: False)
+    np.testing.assert_array_equal(*_results(monkeypatch, SMALL_VECTORS, np.zeros(512, "u1"), (1, threads)))
+    kernel = Device(1 << 20).load(HEADER + SMALL_VECTORS).program.kernels["k"].translation
+    block = three(threads)
+    text = write_text(kernel.code, kernel.offsets, kernel.shared_bytes, block, has_halves=True, has_masks=False)
+    assert "llvm.masked.store" not in text.module_text
+
+
 @pytest.mark.parametrize("name", ["divergence", "shuffle_divergent"])
 def test_lanes_are_pending_at_lower_blocks_while_others_escape(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     use_tier(monkeypatch, "escaping")

@@ -83,6 +83,32 @@ def test_masked_lanes_may_hold_bad_addresses() -> None:
     np.testing.assert_array_equal(device.get(address, np.zeros(8, "u4")), np.arange(8))
 
 
+PARAMETER = "mov.b64 %d1, p; cvta.param.u64 %d0, %d1; mov.u32 %r0, 7;"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "st.u32 [%d0+4], %r0;",
+        "st.v4.u32 [%d0], {%r0, %r0, %r0, %r0};",
+        "atom.add.u32 %r0, [%d0+8], %r0;",
+        "red.add.u32 [%d0], %r0;",
+        "setp.eq.u32 %p, %r1, 5; @%p st.u8 [%d0+1], %r0;",
+        "setp.eq.u32 %p, %r1, 5; selp.b64 %d0, %d0, %d2, %p; st.u32 [%d0], %r0;",
+    ],
+)
+def test_parameters_are_not_written(text: str) -> None:
+    """Not at generic addresses, the only ones by which a store can name them."""
+    device = Device(1 << 20)
+    address = device.put(np.zeros(64, "u4"))
+    declarations = ".reg .b32 %r<4>; .reg .b64 %d<4>; .reg .pred %p; mov.u32 %r1, %tid.x; ld.param.u64 %d2, [p];"
+    ptx = f"{HEADER}.visible .entry k(.param .align 16 .b8 p[16])\n{{ {declarations} {PARAMETER}\n{text}\nret; }}\n"
+    with pytest.raises(IllegalAddress, match="kernels cannot write their parameters") as caught:
+        device.launch(device.load(ptx), "k", 1, 40, address.to_bytes(16, "little"))
+    if "setp" in text:
+        assert caught.value.thread == (5, 0, 0)
+
+
 def body(text: str) -> str:
     declarations = ".reg .b32 %r<4>; .reg .b64 %d<4>; .shared .b8 s[64]; .local .b8 l[16];"
     return f"{HEADER}.visible .entry k()\n{{ {declarations}\n{text}\nret; }}\n"

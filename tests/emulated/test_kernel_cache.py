@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from processes import SECONDS, children_of, wait_until
 
-from pympsd.vocabulary.variables import BadSetting
+from pympsd.vocabulary.variables import BadSetting, read
 from pympsd_server.ptx.compiled_tier.batches import selection
 from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
 from pympsd_server.ptx.compiled_tier.compilation import compiler_process, kernel_cache, machine_code
@@ -453,4 +453,4 @@ def test_llvmlite_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_relative_directory_is_refused() -> None:
     with pytest.raises(BadSetting, match="the absolute path of a directory, or off, not 'cache'"):
-        kernel_cache.read_kernel_cache({"PYMPSD_KERNEL_CACHE": "cache"})
+        read({"PYMPSD_KERNEL_CACHE": "cache"}, "PYMPSD_KERNEL_CACHE")

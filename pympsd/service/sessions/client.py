@@ -42,17 +42,13 @@ class ConnectingClient(WaitingConversation):
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Wait until the client is admitted, is refused or has gone."""
-        if agree(Versions(), self.hello.versions) is None:
-            client_versions = self.hello.versions
-            reason = (
-                f"this client speaks versions {client_versions.oldest} to {client_versions.newest}, "
-                f"the daemon {OLDEST} to {NEWEST}"
-            )
-            dispatcher.budgets.log_refused(self.peer, reason)
-            self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
-            return
-        if (count := len(self.hello.environment)) > MAX_VARIABLES:
+        reason, versions = "", self.hello.versions
+        if agree(Versions(), versions) is None:
+            spoken = f"this client speaks versions {versions.oldest} to {versions.newest}"
+            reason = f"{spoken}, the daemon {OLDEST} to {NEWEST}"
+        elif (count := len(self.hello.environment)) > MAX_VARIABLES:
             reason = f"the client's environment has {count} variables for MPS; at most {MAX_VARIABLES} are allowed"
+        if reason:
             dispatcher.budgets.log_refused(self.peer, reason)
             self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
             return

@@ -192,16 +192,17 @@ def max_texture_width(channels: int, device: int) -> int:
 def enable_peer_access(peer: int, flags: int) -> None:
     """Allow kernels of the current device to access memory of a peer."""
     ready()
-    api.cuCtxEnablePeerAccess(_primary_handle(peer), flags)
+    api.cuCtxEnablePeerAccess(primary_handle(peer), flags)
 
 
 def disable_peer_access(peer: int) -> None:
     """Undo cudaDeviceEnablePeerAccess."""
     ready()
-    api.cuCtxDisablePeerAccess(_primary_handle(peer))
+    api.cuCtxDisablePeerAccess(primary_handle(peer))
 
 
-def _primary_handle(device: int) -> int:
+def primary_handle(device: int) -> int:
+    """Return the primary context of a device, which is also its execution context; raise INVALID_DEVICE."""
     initialize(device, 0, 0)
     context = process.primary(device).context
     assert context is not None

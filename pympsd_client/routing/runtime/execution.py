@@ -15,7 +15,6 @@ from pympsd_client._objects import context as contexts
 from pympsd_client._objects import green_context as green
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import Context
-from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.devices import initialize
 from pympsd_client.routing.runtime.symbols import kernel_at
@@ -66,14 +65,6 @@ def context_of(handle: int) -> Context:
     """Return the context of an execution context; raise INVALID_CONTEXT."""
     green_context = green.green_contexts.get(handle)
     return contexts.context_of(handle) if green_context is None else green_context.context
-
-
-def find_device_context(device: int) -> int:
-    """Return the execution context of a device, its primary context; raise INVALID_DEVICE."""
-    initialize(device, 0, 0)
-    primary = process.primary(device).context
-    assert primary is not None
-    return primary.handle
 
 
 def create(description: int, device: int, flags: int) -> int:

@@ -6,6 +6,7 @@ context; a new node, and a changed node of an executable graph, is of the curren
 """
 
 import ctypes
+from functools import partial
 from typing import Any, Final
 
 from pympsd_client._arguments import graph_structs as structs
@@ -25,7 +26,7 @@ _COPY_HEAD_BYTES: Final = 16
 """The bytes before the description of the copy, in cudaMemcpyNodeParams and in the driver's structure."""
 
 
-def _kernel(parameters: int, size: int) -> Any:
+def _kernel(parameters: int, size: int = _DRIVER_KERNEL_BYTES) -> Any:
     """Return a buffer of ``size`` bytes with the driver's description of a kernel; its first field is the kernel."""
     check_not_null("the cudaKernelNodeParams", parameters)
     host = ctypes.c_uint64.from_address(parameters).value
@@ -35,7 +36,7 @@ def _kernel(parameters: int, size: int) -> Any:
 
 def add_kernel(graph: int, dependencies: int, count: int, parameters: int) -> int:
     """Return a new node that launches a kernel."""
-    description = _kernel(parameters, _DRIVER_KERNEL_BYTES)
+    description = _kernel(parameters)
     return int(api.cuGraphAddKernelNode(graph, dependencies, count, ctypes.addressof(description)))
 
 
@@ -49,13 +50,13 @@ def get_kernel(node: int, address: int) -> None:
 
 def set_kernel(node: int, parameters: int) -> None:
     """Change the kernel of a node, or its shape and parameters."""
-    description = _kernel(parameters, _DRIVER_KERNEL_BYTES)
+    description = _kernel(parameters)
     api.cuGraphKernelNodeSetParams(node, ctypes.addressof(description))
 
 
 def set_executable_kernel(executable: int, node: int, parameters: int) -> None:
     """Change the kernel of a node of an executable graph, or its shape and parameters."""
-    description = _kernel(parameters, _DRIVER_KERNEL_BYTES)
+    description = _kernel(parameters)
     api.cuGraphExecKernelNodeSetParams(executable, node, ctypes.addressof(description))
 
 
@@ -90,56 +91,48 @@ def get_copy(node: int, address: int) -> None:
     write_slices(address, bytes(api.cuGraphMemcpyNodeGetParams(node)))
 
 
-def set_copy(node: int, parameters: int) -> None:
-    """Change the copy of a node."""
-    _set_copy(0, node, slices(parameters))
-
-
-def set_copy_1d(node: int, destination: int, source: int, size: int, kind: int) -> None:
-    """Make a node copy bytes."""
-    _set_copy(0, node, rows(destination, 0, source, 0, size, 1, kind))
-
-
-def set_copy_to_symbol(node: int, symbol: int, source: int, size: int, offset: int, kind: int) -> None:
-    """Make a node copy bytes to a device variable."""
-    set_copy_1d(node, part(symbol, offset, size), source, size, kind)
-
-
-def set_copy_from_symbol(node: int, destination: int, symbol: int, size: int, offset: int, kind: int) -> None:
-    """Make a node copy bytes of a device variable."""
-    set_copy_1d(node, destination, part(symbol, offset, size), size, kind)
-
-
-def set_executable_copy(executable: int, node: int, parameters: int) -> None:
-    """Change the copy of a node of an executable graph."""
+def set_executable_copy(executable: int | None, node: int, parameters: int) -> None:
+    """Change the copy of a node of an executable graph, or for None, of the graph itself."""
     _set_copy(executable, node, slices(parameters))
 
 
-def set_executable_copy_1d(executable: int, node: int, destination: int, source: int, size: int, kind: int) -> None:
+def set_executable_copy_1d(
+    executable: int | None, node: int, destination: int, source: int, size: int, kind: int
+) -> None:
     """Make a node of an executable graph copy bytes."""
     _set_copy(executable, node, rows(destination, 0, source, 0, size, 1, kind))
 
 
 def set_executable_copy_to_symbol(
-    executable: int, node: int, symbol: int, source: int, size: int, offset: int, kind: int
+    executable: int | None, node: int, symbol: int, source: int, size: int, offset: int, kind: int
 ) -> None:
     """Make a node of an executable graph copy bytes to a device variable."""
     set_executable_copy_1d(executable, node, part(symbol, offset, size), source, size, kind)
 
 
 def set_executable_copy_from_symbol(
-    executable: int, node: int, destination: int, symbol: int, size: int, offset: int, kind: int
+    executable: int | None, node: int, destination: int, symbol: int, size: int, offset: int, kind: int
 ) -> None:
     """Make a node of an executable graph copy bytes of a device variable."""
     set_executable_copy_1d(executable, node, destination, part(symbol, offset, size), size, kind)
 
 
-def _set_copy(executable: int, node: int, description: Any) -> None:
+set_copy: Final = partial(set_executable_copy, None)
+"""Change the copy of a node."""
+set_copy_1d: Final = partial(set_executable_copy_1d, None)
+"""Make a node copy bytes."""
+set_copy_to_symbol: Final = partial(set_executable_copy_to_symbol, None)
+"""Make a node copy bytes to a device variable."""
+set_copy_from_symbol: Final = partial(set_executable_copy_from_symbol, None)
+"""Make a node copy bytes of a device variable."""
+
+
+def _set_copy(executable: int | None, node: int, description: Any) -> None:
     address = ctypes.addressof(description)
-    if executable:
-        api.cuGraphExecMemcpyNodeSetParams(executable, node, address, current().handle)
-    else:
+    if executable is None:
         api.cuGraphMemcpyNodeSetParams(node, address)
+    else:
+        api.cuGraphExecMemcpyNodeSetParams(executable, node, address, current().handle)
 
 
 def _add_copy(graph: int, dependencies: int, count: int, description: Any) -> int:
@@ -159,26 +152,24 @@ def set_fill(executable: int, node: int, parameters: int) -> None:
 
 def add_any(graph: int, dependencies: int, data: int, count: int, description: int) -> int:
     """Return a new node of the type in its description."""
-    buffer = _convert_description(description)
-    address = description if buffer is None else ctypes.addressof(buffer)
-    return int(api.cuGraphAddNode(graph, dependencies, data, count, address))
+    converted = _convert_description(description)
+    return int(api.cuGraphAddNode(graph, dependencies, data, count, ctypes.addressof(converted)))
 
 
 def set_any(node: int, description: int) -> None:
     """Change the work of a node, but not its type."""
-    buffer = _convert_description(description)
-    api.cuGraphNodeSetParams(node, description if buffer is None else ctypes.addressof(buffer))
+    converted = _convert_description(description)
+    api.cuGraphNodeSetParams(node, ctypes.addressof(converted))
 
 
 def set_executable_any(executable: int, node: int, description: int) -> None:
     """Change the work of a node of an executable graph, but not its type."""
-    buffer = _convert_description(description)
-    address = description if buffer is None else ctypes.addressof(buffer)
-    api.cuGraphExecNodeSetParams(executable, node, address)
+    converted = _convert_description(description)
+    api.cuGraphExecNodeSetParams(executable, node, ctypes.addressof(converted))
 
 
 def _convert_description(description: int) -> Any:
-    """Return the driver's description of the node in a cudaGraphNodeParams; None if it is the same."""
+    """Return the driver's description of the node in a cudaGraphNodeParams: the program's own if it is the same."""
     check_not_null("the cudaGraphNodeParams", description)
     kind, at = ctypes.c_int.from_address(description).value, description + structs.NODE_PARAMETERS_AT
     if kind == _KERNEL:
@@ -186,7 +177,7 @@ def _convert_description(description: int) -> Any:
     elif kind == _COPY:
         parameters = bytes(_COPY_HEAD_BYTES) + bytes(slices(at + _COPY_HEAD_BYTES))
     else:
-        return None
+        return (ctypes.c_char * structs.NODE_PARAMETERS_BYTES).from_address(description)
     head = ctypes.string_at(description, structs.NODE_PARAMETERS_AT)
     return ctypes.create_string_buffer(head + parameters, structs.NODE_PARAMETERS_BYTES)
 

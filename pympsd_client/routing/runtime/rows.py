@@ -267,7 +267,7 @@ cudaGraphConditionalHandleCreate_v2(out cudaGraphConditionalHandle pHandle_out, 
 """
 
 _EXECUTION_CONTEXTS: Final = """
-cudaDeviceGetExecutionCtx(out cudaExecutionContext_t ctx, int device) = find_device_context
+cudaDeviceGetExecutionCtx(out cudaExecutionContext_t ctx, int device) = routing.runtime.devices.primary_handle
 cudaGreenCtxCreate(out cudaExecutionContext_t phCtx, cudaDevResourceDesc_t desc, int device, unsigned int flags)
     = create
 cudaExecutionCtxDestroy(cudaExecutionContext_t ctx) = destroy

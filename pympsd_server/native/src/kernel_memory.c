@@ -89,11 +89,13 @@ int kernels_resolve(
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         uint32_t lane = (uint32_t)__builtin_ctz(rest), kind = space;
         uint64_t address = addresses[lane], window = address + (uint64_t)accesses[0];
-        if (kind == GENERIC) {
+        if (kind == GENERIC || kind == WRITTEN) {
             uint64_t number = window >> WINDOW_BITS;
             kind = number == 1 ? SHARED : number == 2 ? LOCAL : number == 3 ? PARAM : GLOBAL;
             if (kind != GLOBAL)
                 address -= number << WINDOW_BITS;
+            if (kind == PARAM && space == WRITTEN)
+                return kernels_fail(c, (uint32_t)window, lane, READ_ONLY, (uint32_t)accesses[1], PARAM);
         }
         int64_t shift = kind == GLOBAL ? find_shift(c, window) : 0;
         uint64_t own = kind == SHARED ? (uint64_t)c->shared : kind == PARAM ? (uint64_t)c->parameters
@@ -208,6 +210,7 @@ int kernels_move_fragment(
         }
     }
     const uint32_t in_piece = p->chunk / p->size, in_register = p->register_bytes / p->size;
+    const uint32_t space = stores && p->space == GENERIC ? WRITTEN : p->space;
     const int64_t access[] = {0, p->size};
     for (uint32_t first = 0; first < p->count * in_piece; first += WARP * in_register)
         for (uint32_t part = 0; part < in_register; part++) { // the order of the NumPy tier: each element of all lanes
@@ -217,7 +220,7 @@ int kernels_move_fragment(
                 uint64_t line = p->at[element / in_piece].line, place = p->at[element / in_piece].place;
                 places[lane] = addresses[lane] + (line * strides[lane] + place + element % in_piece) * p->size;
             }
-            if (kernels_resolve(c, site, places, mask, p->space, access, 1))
+            if (kernels_resolve(c, site, places, mask, space, access, 1))
                 return 1;
             element = first + part;
             for (uint32_t lane = 0; lane < WARP; lane++, element += in_register)
@@ -259,7 +262,7 @@ int kernels_move_rows(
     if (space == SHARED && !odd)
         for (uint32_t lane = 0; lane < count; lane++)
             addresses[lane] += (uint64_t)c->shared;
-    else if (kernels_resolve(c, site, addresses, mask, space, access, 1))
+    else if (kernels_resolve(c, site, addresses, mask, stores && space == GENERIC ? WRITTEN : space, access, 1))
         return 1;
     for (uint32_t lane = 0; lane < count; lane++)
         if (mask >> lane & 1)

@@ -11,8 +11,8 @@ enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP, POLL, TURN, SLEEP,
 enum { READY, WAITING, ENDED, ESCAPING, BAILING, SLEEPING };
 // What `kernels_run` returns; those from FAULTED on end the batch.
 enum { FINISHED, TIME, SERVICE, FAULTED, TRAPPED, DEADLOCKED };
-enum { GLOBAL, SHARED, LOCAL, PARAM, GENERIC };
-enum { OUTSIDE = 1, MISALIGNED, NO_BARRIER, NO_BLOCK };
+enum { GLOBAL, SHARED, LOCAL, PARAM, GENERIC, WRITTEN }; // WRITTEN: generic addresses of accesses that write
+enum { OUTSIDE = 1, MISALIGNED, NO_BARRIER, NO_BLOCK, READ_ONLY = 9 };
 
 typedef struct {
     uint32_t stop, alive, mask, spinning, trues, total, turns, spinning_at; // spinning, spinning_at: mask and stop of the last SPIN

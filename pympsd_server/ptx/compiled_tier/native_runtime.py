@@ -27,8 +27,10 @@ WarpState = IntEnum("WarpState", "READY WAITING ENDED ESCAPING BAILING SLEEPING"
 Outcome = IntEnum("Outcome", "FINISHED TIME SERVICE FAULTED TRAPPED DEADLOCKED", start=0)
 """The result of `kernels_run`."""
 SPACE_NUMBERS: Final = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3, "generic": 4}
+WRITTEN: Final = 5
+"""The number of the generic space for accesses that write, which cannot be to parameters."""
 _SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
-OUTSIDE, MISALIGNED, NO_BARRIER, NO_BLOCK, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_SEGMENT = range(1, 9)
+OUTSIDE, MISALIGNED, NO_BARRIER, NO_BLOCK, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_SEGMENT, READ_ONLY = range(1, 10)
 """The kinds of faults."""
 CONSTANTS: Final = (
     *("nsmid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"),
@@ -182,6 +184,8 @@ def describe_fault(outcome: int, worker: Worker) -> DeviceFault:
     where = f"{'' if space == 'global' else space + ' '}address {address:#x}, {nbytes} bytes: "
     if worker.fault_kind == MISALIGNED:
         return MisalignedAddress(f"{where}misaligned")
+    if worker.fault_kind == READ_ONLY:
+        return IllegalAddress(f"{where}kernels cannot write their parameters")
     if space == "global":
         return IllegalAddress(f"{where}outside of the allocations")
     sizes = {"shared": worker.shared_bytes, "local": worker.local_bytes, "param": worker.parameter_bytes}

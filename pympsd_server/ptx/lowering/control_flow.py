@@ -5,7 +5,7 @@ branches, and to the registers that are alive at the starts of blocks. So each o
 kernel that exceeds one of them is refused.
 """
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from pympsd_server.ptx.isa.faults import InvalidPtx
 from pympsd_server.ptx.lowering.ir import (
@@ -15,9 +15,9 @@ from pympsd_server.ptx.lowering.ir import (
     Register,
     Sink,
     Target,
+    is_barrier,
     registers_read,
     registers_written,
-    replace_operands,
 )
 from pympsd_server.ptx.syntax.tree import Immediate
 
@@ -68,7 +68,7 @@ def meeting_of(operation: Operation) -> Meeting | None:
         return Meeting(_EVERYONE) if operation.has("sync") else None
     if operation.name == "wgmma":
         return Meeting(_EVERYONE, in_group=True) if operation.has("mma_async") else None
-    if not operation.has("sync") or (operation.name in ("bar", "barrier") and not operation.has("warp")):
+    if not operation.has("sync") or (is_barrier(operation) and not operation.has("warp")):
         return None
     if not operation.operands:
         raise InvalidPtx(f"unsupported instruction: {operation.opcode} without operands", operation.line)
@@ -106,14 +106,13 @@ def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
         meeting = meeting_of(operation)
         if meeting is not None:
             started = bool(block.operations) or block.meeting is not None
-            is_barrier = operation.name in ("bar", "barrier")
             # Lanes that have met at several bar.warp.sync are not together: they meet again at the next.
-            is_again = is_barrier and block is synchronized
+            is_again = is_barrier(operation) and block is synchronized
             if is_again or (started and block.meeting != meeting) or (block.operations and meeting.mask in written):
                 block = Block()
                 blocks.append(block)
             block.meeting = meeting
-            if is_barrier:
+            if is_barrier(operation):
                 synchronized = block
                 continue
         if operation.name in ENDS_BLOCK and meeting is None:
@@ -151,7 +150,7 @@ def _connect(block: Block, index: int, labels: dict[str, int], code: Code, count
         block.targets = tuple(_target(n, labels, last.line) for n in names)
     elif name == "exit":
         block.targets = (EXIT,)
-    if last is None or last.guard is not None or name in ("bar", "barrier"):
+    if last is None or last.guard is not None or is_barrier(last):
         block.following = after
 
 
@@ -217,7 +216,7 @@ def drop_dead_results(block: Block, blocks: list[Block], carry: Register) -> lis
             if operation.name == "mov":
                 continue
             if operation.name == "atom":
-                operation = replace_operands(operation, (Sink(), *operation.operands[1:]))
+                operation = evolve(operation, operands=(Sink(), *operation.inputs))
         if operation.guard is None:
             live -= results
         live |= {r.number for r in registers_read(operation, carry)}

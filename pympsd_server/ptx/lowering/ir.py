@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
-from pympsd_server.ptx.syntax.tree import Immediate, Variable
+from pympsd_server.ptx.syntax.tree import Immediate, Opcode, Variable
 
 
 @frozen
@@ -112,20 +112,12 @@ class Predicate:
 
 
 @frozen
-class Operation:
+class Operation(Opcode):
     """One instruction (see `syntax.tree.Instruction`), or a label, whose name is "label"."""
 
-    name: str
-    modifiers: tuple[str, ...]
-    types: tuple[str, ...]
     operands: tuple[Argument, ...]
     guard: Predicate | None
     line: int
-
-    @property
-    def opcode(self) -> str:
-        """The opcode as PTX writes it, for error messages."""
-        return ".".join((self.name, *self.modifiers, *self.types))
 
     @property
     def type(self) -> str:
@@ -154,6 +146,11 @@ SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry":
 def space_of(operation: Operation) -> str:
     """Return the state space of a memory access: "generic" without a modifier for it."""
     return next((SPACES[m] for m in operation.modifiers if m in SPACES), "generic")
+
+
+def is_barrier(operation: Operation | None) -> bool:
+    """Return whether an operation, such as a block's terminator, is a barrier of the thread block."""
+    return operation is not None and operation.name in ("bar", "barrier")
 
 
 def plain(name: str, types: tuple[str, ...], operands: tuple[Argument, ...], line: int) -> Operation:
@@ -206,7 +203,7 @@ _WITH_STATE = frozenset({"arrive", "arrive_drop", "test_wait", "try_wait", "pend
 
 def has_result(operation: Operation) -> bool:
     """Return whether the first operand of an operation is its result."""
-    if operation.name in ("bar", "barrier"):
+    if is_barrier(operation):
         return operation.has("red")
     if operation.name == "mbarrier":
         return bool(_WITH_STATE.intersection(operation.modifiers)) and len(operation.operands) > 1
@@ -260,8 +257,3 @@ def registers_read(operation: Operation, carry: Register) -> list[Register]:
         registers.append(operation.guard.register)
         registers += registers_written(operation, carry)
     return registers
-
-
-def replace_operands(operation: Operation, operands: tuple[Argument, ...]) -> Operation:
-    """Return an operation with other operands."""
-    return evolve(operation, operands=operands)

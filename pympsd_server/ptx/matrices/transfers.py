@@ -27,12 +27,13 @@ def _fetch_from_lane(state: BatchState, threads: Threads, value: Value, source: 
     return shuffle(state, threads, "idx", spread(value, threads.count), source.astype(np.uint32), _WHOLE_WARP)[0]
 
 
-def _check_rows(state: BatchState, threads: Threads, space: str, address: Value, count: int) -> None:
-    """Raise DeviceFault if a row whose address is in the first 8 * `count` lanes is misaligned or not in memory."""
+def _check_rows(state: BatchState, threads: Threads, space: str, address: Value, count: int, *, writes: bool) -> None:
+    """Raise DeviceFault if a row whose address is in the first 8 * `count` lanes cannot be read, or written."""
     selected = np.flatnonzero(threads.pick(state.lane) < 8 * count)
     inner = Threads(threads.indices().take(selected), len(selected))
     try:
-        elements(state, inner, space, spread(address, threads.count).take(selected), _ROW_BYTES, _ROW_BYTES)
+        addresses = spread(address, threads.count).take(selected)
+        elements(state, inner, space, addresses, _ROW_BYTES, _ROW_BYTES, writes=writes)
     except DeviceFault as fault:
         fault.position = int(selected[fault.position])
         raise
@@ -42,7 +43,7 @@ def load_matrices(
     state: BatchState, threads: Threads, space: str, address: Value, count: int, transposed: bool
 ) -> list[Value]:
     """ldmatrix: return a register for each matrix; lane t's has two elements of row (or column) t / 4."""
-    _check_rows(state, threads, space, address, count)
+    _check_rows(state, threads, space, address, count, writes=False)
     lane = threads.pick(state.lane)
     row, pair = lane >> 2, lane & 3
     registers = []
@@ -64,7 +65,7 @@ def store_matrices(
     state: BatchState, threads: Threads, space: str, address: Value, values: tuple[Value, ...], transposed: bool
 ) -> None:
     """stmatrix: store matrices, each from one register, in the layout that `load_matrices` reads."""
-    _check_rows(state, threads, space, address, len(values))
+    _check_rows(state, threads, space, address, len(values), writes=True)
     lane = threads.pick(state.lane)
     row, pair = lane >> 2, lane & 3
     for matrix, value in enumerate(values):

@@ -7,7 +7,7 @@ from pympsd_server.ptx.isa.faults import InvalidPtx
 from pympsd_server.ptx.isa.machine import CLUSTER_BARRIER, GROUP_WARPS
 from pympsd_server.ptx.lowering.block_plans import BarrierPlan, BlockPlan
 from pympsd_server.ptx.lowering.control_flow import EXIT, Block
-from pympsd_server.ptx.lowering.ir import Operation, Register, Sink
+from pympsd_server.ptx.lowering.ir import Operation, Register, Sink, is_barrier
 from pympsd_server.ptx.numpy_tier.writer import Writer
 from pympsd_server.ptx.syntax.tree import Immediate
 
@@ -31,7 +31,7 @@ def emit_end(writer: Writer, block: Block, blocks: list[Block]) -> tuple[BlockPl
         index = writer.value(last.operands[0], U32)
         all_targets = ", ".join(_outgoing(writer, blocks, t) for t in block.targets)
         return _plan(block, writer, "index"), f"{index}, ({all_targets},)"
-    if last.name in ("bar", "barrier"):
+    if is_barrier(last):
         return _barrier(writer, block, blocks, last, following)
     if last.name == "exit" and last.guard is not None:
         return _branch(writer, block, blocks, last, EXIT, following)

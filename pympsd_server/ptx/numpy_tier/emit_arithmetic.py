@@ -1,14 +1,16 @@
 """Write integer arithmetic instructions, including carry chains.
 
-Integers wrap, as NumPy's do. If `add`, `mul` and others have a float type, emit_float.py writes them. Packed 16-bit
-integers (u16x2, s16x2) are computed half by half. The carry flag is a register of the kernel, with the value 0 or 1
-(`_carry_chain`).
+Integers wrap, as NumPy's do. If `add`, `mul` and others have a float type, emit_float.py writes them (`_emits`).
+Packed 16-bit integers (u16x2, s16x2) are computed half by half. The carry flag is a register of the kernel, with the
+value 0 or 1 (`_carry_chain`).
 """
+
+from collections.abc import Callable
 
 from pympsd_server.ptx.isa.datatypes import DTYPES, S16, S32, U16, U32, DType, double_width, dtype_name, unsigned_of
 from pympsd_server.ptx.lowering.ir import Operation
-from pympsd_server.ptx.numpy_tier.emit_float import emit_float, is_float
-from pympsd_server.ptx.numpy_tier.instruction_table import INTEGERS, dtype_of, emits
+from pympsd_server.ptx.numpy_tier.emit_float import FLOAT_TYPES, emit_float
+from pympsd_server.ptx.numpy_tier.instruction_table import INTEGERS, Emit, dtype_of, emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 
 _TYPES = (*INTEGERS, "f16", "f32", "f64", "bf16", "f16x2", "bf16x2", "u16x2", "s16x2")
@@ -19,28 +21,41 @@ _FLOAT_MODIFIERS = "rn rz rm rp ftz sat"
 _PAIRS = {"u16x2": U16, "s16x2": S16}
 
 
+def _emits(
+    names: str, operands: int | tuple[int, int], modifiers: str, types: tuple[str, ...]
+) -> Callable[[Emit], Emit]:
+    """Register an emitter for integers, and `emit_float` for the same instructions if their type is a float."""
+
+    def register(emit: Emit) -> Emit:
+        def choose(writer: Writer, operation: Operation) -> None:
+            (emit_float if operation.type in FLOAT_TYPES else emit)(writer, operation)
+
+        return emits(names, operands, modifiers, types)(choose)
+
+    return register
+
+
 def _emit_pairs(writer: Writer, operation: Operation) -> None:
     """Write add, min or max of packed 16-bit integers."""
     writer.refuse_if(operation.has("cc") or operation.has("sat") or operation.name == "sub")
+    dtype = _PAIRS[operation.type]
     names = [writer.keep(f"{writer.value(x, U32)}.view(d_u4)") for x in operation.inputs]
     halves = []
     for part in ("low_half", "high_half"):
-        a, b = (writer.keep(f"{part}({n}).view({dtype_name(_PAIRS[operation.type])})") for n in names)
-        result = f"{a} + {b}" if operation.name == "add" else f"np.{operation.name}imum({a}, {b})"
-        halves.append(
-            writer.keep(
-                f"np.maximum({result}, {writer.scalar(0, _PAIRS[operation.type])})"
-                if operation.has("relu")
-                else result
-            )
-        )
+        a, b = (writer.keep(f"{part}({n}).view({dtype_name(dtype)})") for n in names)
+        result = f"{a} + {b}" if operation.name == "add" else _limit(writer, operation, a, b, dtype)
+        halves.append(writer.keep(result))
     writer.set_result(f"pack_halves({halves[1]}, {halves[0]})", U32)
 
 
-@emits("add sub", 3, _FLOAT_MODIFIERS + " cc", _TYPES)
+def _limit(writer: Writer, operation: Operation, a: str, b: str, dtype: DType) -> str:
+    """Return an expression for min or max, with .relu."""
+    result = f"np.{operation.name}imum({a}, {b})"
+    return f"np.maximum({result}, {writer.scalar(0, dtype)})" if operation.has("relu") else result
+
+
+@_emits("add sub", 3, _FLOAT_MODIFIERS + " cc", _TYPES)
 def _add(writer: Writer, operation: Operation) -> None:
-    if is_float(operation):
-        return emit_float(writer, operation)
     if operation.has("cc"):
         return _carry_add(writer, operation)
     if operation.type in _PAIRS:
@@ -100,17 +115,13 @@ def _product(writer: Writer, operation: Operation) -> tuple[str, DType]:
     return f"{a} * {b}", dtype
 
 
-@emits("mul", 3, _FLOAT_MODIFIERS + " lo hi wide", _TYPES)
+@_emits("mul", 3, _FLOAT_MODIFIERS + " lo hi wide", _TYPES)
 def _multiply(writer: Writer, operation: Operation) -> None:
-    if is_float(operation):
-        return emit_float(writer, operation)
     return writer.set_result(*_product(writer, operation))
 
 
-@emits("mad", 4, _FLOAT_MODIFIERS + " lo hi wide cc", _TYPES)
+@_emits("mad", 4, _FLOAT_MODIFIERS + " lo hi wide cc", _TYPES)
 def _multiply_add(writer: Writer, operation: Operation) -> None:
-    if is_float(operation):
-        return emit_float(writer, operation)
     if operation.has("cc"):
         return _carry_multiply(writer, operation)
     product, dtype = _product(writer, operation)
@@ -144,33 +155,26 @@ def _multiply_24(writer: Writer, operation: Operation) -> None:
     return writer.set_result(total, dtype)
 
 
-@emits("div rem", 3, "rn rz rm rp ftz approx full", (*INTEGERS, "f32", "f64"))
+@_emits("div rem", 3, "rn rz rm rp ftz approx full", (*INTEGERS, "f32", "f64"))
 def _divide(writer: Writer, operation: Operation) -> None:
-    if is_float(operation):
-        return emit_float(writer, operation)
     dtype = dtype_of(writer, operation)
     a, b = writer.values(operation.inputs, dtype)
     return writer.set_result(f"{'divide' if operation.name == 'div' else 'remainder'}({a}, {b})", dtype)
 
 
-@emits("min max", (3, 4), "ftz NaN xorsign abs relu", _TYPES)
+@_emits("min max", (3, 4), "ftz NaN xorsign abs relu", _TYPES)
 def _extreme(writer: Writer, operation: Operation) -> None:
-    if is_float(operation):
-        return emit_float(writer, operation)
     relu = operation.modifiers == ("relu",) and operation.type in ("s32", "s16x2")
     writer.refuse_if((operation.modifiers and not relu) or len(operation.operands) != 3)
     if operation.type in _PAIRS:
         return _emit_pairs(writer, operation)
     dtype = dtype_of(writer, operation)
     a, b = writer.values(operation.inputs, dtype)
-    result = f"np.{operation.name}imum({a}, {b})"
-    return writer.set_result(f"np.maximum({result}, {writer.scalar(0, dtype)})" if relu else result, dtype)
+    return writer.set_result(_limit(writer, operation, a, b, dtype), dtype)
 
 
-@emits("abs neg", 2, "ftz", (*INTEGERS, "f16", "f32", "f64", "bf16", "f16x2", "bf16x2"))
+@_emits("abs neg", 2, "ftz", (*INTEGERS, "f16", "f32", "f64", "bf16", "f16x2", "bf16x2"))
 def _sign(writer: Writer, operation: Operation) -> None:
-    if is_float(operation):
-        return emit_float(writer, operation)
     dtype = dtype_of(writer, operation)
     function = "np.absolute" if operation.name == "abs" else "np.negative"
     return writer.set_result(f"{function}({writer.input(1, dtype)})", dtype)

@@ -13,16 +13,11 @@ from pympsd_server.ptx.math.functions import FUNCTIONS
 from pympsd_server.ptx.numpy_tier.instruction_table import dtype_of, emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 
-_FLOAT_TYPES = frozenset({"f16", "f32", "f64", "bf16", "f16x2", "bf16x2"})
+FLOAT_TYPES = frozenset({"f16", "f32", "f64", "bf16", "f16x2", "bf16x2"})
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
-def is_float(operation: Operation) -> bool:
-    """Return whether an operation's type is a float."""
-    return operation.type in _FLOAT_TYPES
-
-
-@emits("fma", 4, "rn rz rm rp ftz sat relu", _FLOAT_TYPES)
+@emits("fma", 4, "rn rz rm rp ftz sat relu", FLOAT_TYPES)
 def emit_float(writer: Writer, operation: Operation) -> None:
     """Write any arithmetic instruction whose type is a float."""
     writer.refuse_if(operation.has("lo") or operation.has("hi") or operation.has("wide") or operation.has("cc"))
@@ -40,18 +35,16 @@ def emit_float(writer: Writer, operation: Operation) -> None:
 
 def _bfloat(writer: Writer, operation: Operation, names: list[str]) -> str:
     """Return an expression for a bfloat16 operation: computed in float32 or double, rounded once."""
-    if operation.name in ("fma", "mad"):
-        a, b, c = (writer.keep(f"{n}.astype(d_f8)") for n in names)
-        result = f"add_to_odd_float({a} * {b}, {c})"
-        return f"bfloat_from_float({finish(operation, result)})"
-    if operation.name in ("add", "sub"):
-        a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
-        result = f"add_to_odd_float({a}, {'-' if operation.name == 'sub' else ''}{b})"
-        return f"bfloat_from_float({finish(operation, result)})"
+    if operation.name not in ("add", "sub", "mul", "fma", "mad"):
+        return f"bfloat_from_float({expression(writer, operation, names, F32)})"
+    a, b, *c = (writer.keep(f"{n}.astype(d_f8)") for n in names)
     if operation.name == "mul":
-        a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
-        return f"bfloat_from_float({finish(operation, f'({a} * {b})')})"
-    return f"bfloat_from_float({expression(writer, operation, names, F32)})"
+        result = f"({a} * {b})"
+    elif c:
+        result = f"add_to_odd_float({a} * {b}, {c[0]})"
+    else:
+        result = f"add_to_odd_float({a}, {'-' if operation.name == 'sub' else ''}{b})"
+    return f"bfloat_from_float({finish(operation, result)})"
 
 
 def _pair(writer: Writer, operation: Operation, inputs: tuple[Argument, ...]) -> None:
@@ -61,12 +54,12 @@ def _pair(writer: Writer, operation: Operation, inputs: tuple[Argument, ...]) ->
     for part in ("low_half", "high_half"):
         names = [writer.keep(f"{part}({p})") for p in packed]
         if operation.type == "bf16x2":
-            halves.append(
-                writer.keep(_bfloat(writer, operation, [writer.keep(f"float_from_bfloat({n})") for n in names]))
-            )
+            names = [writer.keep(f"float_from_bfloat({n})") for n in names]
+            result = _bfloat(writer, operation, names)
         else:
             names = [writer.keep(f"{n}.view(d_f2)") for n in names]
-            halves.append(writer.keep(expression(writer, operation, names, F16)))
+            result = expression(writer, operation, names, F16)
+        halves.append(writer.keep(result))
     writer.set_result(f"pack_halves({halves[1]}, {halves[0]})", U32)
 
 
@@ -89,14 +82,13 @@ def finish(operation: Operation, result: str) -> str:
 
 def _round(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
     rounding = operation.one_of("rz", "rm", "rp")
-    if rounding and dtype == F64:
-        name = "fma" if operation.name == "mad" else operation.name
-        return f"round_directed_double({name!r}, {rounding!r}, {', '.join(names)})"
-    writer.refuse_if(rounding and dtype != F32, f"modifier .{rounding}")
+    if not rounding:
+        return _nearest(writer, operation, names, dtype)
     name = "fma" if operation.name == "mad" else operation.name
-    if rounding:
-        return f"round_directed({name!r}, {rounding!r}, {operation.has('ftz')}, {', '.join(names)})"
-    return _nearest(writer, operation, names, dtype)
+    if dtype == F64:
+        return f"round_directed_double({name!r}, {rounding!r}, {', '.join(names)})"
+    writer.refuse_if(dtype != F32, f"modifier .{rounding}")
+    return f"round_directed({name!r}, {rounding!r}, {operation.has('ftz')}, {', '.join(names)})"
 
 
 def _nearest(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
@@ -134,37 +126,24 @@ _HALF_FUNCTIONS = ("ex2", "tanh")
 def _half_unary(writer: Writer, operation: Operation) -> None:
     """Write ex2 or tanh of f16, bf16 or a pair: computed in float32, rounded once."""
     pair, kind = operation.type.endswith("x2"), operation.type.removesuffix("x2")
+    narrow = "bfloat_from_float({})" if kind == "bf16" else "canonicalize(({}).astype(d_f2)).view(d_u2)"
     packed = writer.input(1, U32 if pair else U16)
     results = []
     for part in ("low_half", "high_half") if pair else ("",):
         bits = writer.keep(f"{part}({packed})" if part else packed)
         x = writer.keep(f"float_from_bfloat({bits})" if kind == "bf16" else f"{bits}.view(d_f2).astype(d_f4)")
         result = _UNARY[operation.name].format(x=f"flush({x})" if operation.has("ftz") else x)
-        results.append(
-            writer.keep(
-                f"bfloat_from_float({result})"
-                if kind == "bf16"
-                else f"canonicalize(({result}).astype(d_f2)).view(d_u2)"
-            )
-        )
+        results.append(writer.keep(narrow.format(result)))
     if pair:
         return writer.set_result(f"pack_halves({results[1]}, {results[0]})", U32)
     return writer.set_result(results[0], U16)
 
 
-@emits(
-    "rcp sqrt rsqrt ex2 lg2 sin cos tanh",
-    2,
-    "approx rn rz rm rp ftz",
-    ("f16", "f32", "f64", "bf16", "f16x2", "bf16x2"),
-)
+@emits("rcp sqrt rsqrt ex2 lg2 sin cos tanh", 2, "approx rn rz rm rp ftz", FLOAT_TYPES)
 def _unary(writer: Writer, operation: Operation) -> None:
     """Write a function of one float. Only rcp and sqrt have directed roundings."""
-    writer.refuse_if(
-        operation.type in ("f16", "bf16", "f16x2", "bf16x2") and operation.name not in _HALF_FUNCTIONS,
-        f"type .{operation.type}",
-    )
-    if operation.type in ("f16", "bf16", "f16x2", "bf16x2"):
+    if operation.type not in ("f32", "f64"):
+        writer.refuse_if(operation.name not in _HALF_FUNCTIONS, f"type .{operation.type}")
         return _half_unary(writer, operation)
     dtype = dtype_of(writer, operation)
     writer.refuse_if(operation.type == "f64" and operation.name not in ("rcp", "sqrt", "rsqrt"), "type .f64")

@@ -79,7 +79,7 @@ def atomic(
     old = np.zeros(inner.count, dtype)
     width = dtype.itemsize
     try:
-        resolved = elements(state, inner, space, address, width, align)
+        resolved = elements(state, inner, space, address, width, align, writes=True)
     except DeviceFault as fault:
         raise fault if selected is None else translate_fault(selected, fault) from None
     for kind, index, part in resolved:
@@ -161,36 +161,8 @@ def _run_native(run: Any, memory: Array, index: Array, values: list[Array]) -> A
     return old
 
 
-def _increment(old: Value, limit: Value) -> Value:
-    return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
-
-
-def _decrement(old: Value, limit: Value) -> Value:
-    return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
-
-
-def _compare_and_swap(old: Value, compare: Value, value: Value) -> Value:
-    return np.where(old == compare, value, old)
-
-
-def _minimum(old: Value, value: Value) -> Value:
-    return canonicalize(float_min(old, value))
-
-
-def _maximum(old: Value, value: Value) -> Value:
-    return canonicalize(float_max(old, value))
-
-
 def _make_bfloat_step(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
     return lambda old, value: bfloat_from_float(step(float_from_bfloat(old), float_from_bfloat(value)))
-
-
-def _add(old: Value, value: Value) -> Value:
-    return canonicalize(old + value)
-
-
-def _add_flushing(old: Value, value: Value) -> Value:
-    return canonicalize(flush(flush(old) + flush(value)))
 
 
 def _make_pair_step(step: Callable[[Value, Value], Value], dtype: type) -> Callable[[Value, Value], Value]:
@@ -205,19 +177,24 @@ def _make_pair_step(step: Callable[[Value, Value], Value], dtype: type) -> Calla
 _STEPS: dict[str, Callable[..., Value]] = {
     "mbarrier": advance,
     "add": np.add,
-    "add_ftz": _add_flushing,
-    "add_noftz": _add,
+    "add_ftz": lambda old, value: canonicalize(flush(flush(old) + flush(value))),
+    "add_noftz": lambda old, value: canonicalize(old + value),
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
     "min": np.minimum,
     "max": np.maximum,
     "exch": lambda old, value: value,
-    "inc": _increment,
-    "dec": _decrement,
-    "cas": _compare_and_swap,
+    "inc": lambda old, limit: np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1)),
+    "dec": lambda old, limit: np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1)),
+    "cas": lambda old, compare, value: np.where(old == compare, value, old),
 }
-for _name, _step in (("add", _add), ("min", _minimum), ("max", _maximum)):
+_FLOAT_STEPS: dict[str, Callable[[Value, Value], Value]] = {
+    "add": _STEPS["add_noftz"],
+    "min": lambda old, value: canonicalize(float_min(old, value)),
+    "max": lambda old, value: canonicalize(float_max(old, value)),
+}
+for _name, _step in _FLOAT_STEPS.items():
     _STEPS[f"{_name}_f16"] = _step
     _STEPS[f"{_name}_f16x2"] = _make_pair_step(_step, np.float16)
     _STEPS[f"{_name}_bf16"] = _make_bfloat_step(_step)

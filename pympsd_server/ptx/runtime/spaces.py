@@ -106,12 +106,12 @@ def _pick(value: Value, selected: Array) -> Value:
 
 
 def elements(
-    state: BatchState, threads: Threads, space: str, address: Value, nbytes: int, align: int
+    state: BatchState, threads: Threads, space: str, address: Value, nbytes: int, align: int, *, writes: bool = False
 ) -> list[tuple[str, Value, Array | None]]:
     """Resolve addresses of a space. Return (space, indices of elements, positions of threads or None for all).
 
     The list has several entries if the generic addresses of a group belong to several spaces. Raises DeviceFault for
-    an invalid address.
+    an invalid address, and for a generic address of a parameter if the access `writes`.
     """
     if space != "generic":
         return [(space, _resolve_one_space(state, threads, space, address, nbytes, align), None)]
@@ -122,21 +122,27 @@ def elements(
     low, high, _ = _bounds(windows)
     if low == high or low > 3:
         kind = SPACE_OF_WINDOW.get(low, "global")
-        return [(kind, _resolve_window(state, threads, kind, address, nbytes, align), None)]
+        return [(kind, _resolve_window(state, threads, kind, address, nbytes, align, writes), None)]
     parts: list[tuple[str, Value, Array | None]] = []
     kinds = np.where((windows >= 1) & (windows <= 3), windows, 0)
     for window in np.unique(kinds).tolist():
         selected = np.flatnonzero(kinds == window)
         kind = SPACE_OF_WINDOW.get(window, "global")
         try:
-            part = _resolve_window(state, _subset(threads, selected), kind, address.take(selected), nbytes, align)
+            inner, picked = _subset(threads, selected), address.take(selected)
+            part = _resolve_window(state, inner, kind, picked, nbytes, align, writes)
         except DeviceFault as fault:
             raise translate_fault(selected, fault) from None
         parts.append((kind, part, selected))
     return parts
 
 
-def _resolve_window(state: BatchState, threads: Threads, kind: str, address: Value, nbytes: int, align: int) -> Value:
+def _resolve_window(
+    state: BatchState, threads: Threads, kind: str, address: Value, nbytes: int, align: int, writes: bool
+) -> Value:
+    if kind == "param" and writes:
+        where = f"param address {int(np.atleast_1d(address)[0]) % (1 << 32):#x}, {nbytes} bytes"
+        raise IllegalAddress(f"{where}: kernels cannot write their parameters")
     if kind != "global":
         address = address.view(S64) & np.int64((1 << WINDOW_BITS) - 1)
     return _resolve_one_space(state, threads, kind, address, nbytes, align)
@@ -203,7 +209,7 @@ def store(
         return
     if guard is not None and not guard:
         return
-    for kind, index, selected in elements(state, threads, space, address, dtype.itemsize, align):
+    for kind, index, selected in elements(state, threads, space, address, dtype.itemsize, align, writes=True):
         view = state.view(kind, dtype)
         for position, value in enumerate(values):
             if value is not None:

@@ -103,20 +103,26 @@ class Guard:
 
 
 @frozen
-class Instruction:
-    """One PTX instruction; `types` are the type suffixes of its opcode, `modifiers` all others, in order."""
+class Opcode:
+    """The opcode of an instruction: `types` are its type suffixes, `modifiers` all others, in order."""
 
     name: str
     modifiers: tuple[str, ...]
     types: tuple[str, ...]
-    operands: tuple[Operand, ...]
-    guard: Guard | None
-    line: int
 
     @property
     def opcode(self) -> str:
         """The opcode as in the text, except that its types are last."""
         return ".".join((self.name, *self.modifiers, *self.types))
+
+
+@frozen
+class Instruction(Opcode):
+    """One PTX instruction."""
+
+    operands: tuple[Operand, ...]
+    guard: Guard | None
+    line: int
 
 
 @frozen

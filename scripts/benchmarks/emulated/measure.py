@@ -33,8 +33,7 @@ sys.path.append(str(ROOT))  # behind the installed package, which has the librar
 
 from timing import Report  # noqa: E402
 
-from pympsd.vocabulary.settings import read_tier  # noqa: E402
-from pympsd.vocabulary.variables import KERNEL_THREADS  # noqa: E402
+from pympsd.vocabulary.variables import KERNEL_THREADS, TIER, read  # noqa: E402
 from pympsd_server.ptx.compiled_tier.compilation.machine_code import MachineCode  # noqa: E402
 from pympsd_server.ptx.isa.faults import Cancelled  # noqa: E402
 from pympsd_server.ptx.loading.linking import LoadedModule  # noqa: E402
@@ -151,7 +150,7 @@ def launch_until_compiled(launch: Callable[[], None], module: LoadedModule, name
         launch()
         if any(isinstance(code, MachineCode) for code in codes.values()):
             return True
-        if read_tier(os.environ) == "numpy" or time.monotonic() > end:
+        if read(os.environ, TIER) == "numpy" or time.monotonic() > end:
             return False
 
 

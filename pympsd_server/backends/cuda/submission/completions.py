@@ -57,13 +57,13 @@ class PendingCompletions:
             pending(status)
 
 
+@define(eq=False)
 class Countdown:
-    """Calls back when ``count_down`` was called ``count`` times. Safe to use from several threads."""
+    """Calls ``act`` when ``count_down`` was called ``remaining`` times. Safe to use from several threads."""
 
-    def __init__(self, count: int, act: Callable[[], None]) -> None:
-        self._lock = Lock()
-        self._remaining = count
-        self._act = act
+    _remaining: int
+    _act: Callable[[], None]
+    _lock: Lock = field(factory=Lock, init=False)
 
     def count_down(self) -> None:
         """Count down; the last call calls back."""

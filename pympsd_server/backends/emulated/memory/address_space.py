@@ -42,7 +42,7 @@ from attrs import frozen
 
 from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET
-from pympsd.vocabulary.settings import has_strict_bounds
+from pympsd.vocabulary.variables import STRICT_BOUNDS, read
 from pympsd_server.backends.budget import GRANULE_BYTES
 from pympsd_server.backends.emulated.memory.peer_windows import MAX_CLIENT_ALLOCATIONS, PeerWindow, Range, holds
 from pympsd_server.backends.emulated.memory.window import Window
@@ -112,7 +112,7 @@ STRICT: Final = Bounds(1, 1)
 
 def choose_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
     """Return the bounds that PYMPSD_STRICT_BOUNDS asks for."""
-    return STRICT if has_strict_bounds(environment) else HARDWARE
+    return STRICT if read(environment, STRICT_BOUNDS) == "1" else HARDWARE
 
 
 _PAGE = mmap.PAGESIZE

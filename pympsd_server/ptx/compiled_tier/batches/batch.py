@@ -59,8 +59,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from pympsd.vocabulary.settings import read_kernel_threads
-from pympsd.vocabulary.variables import KERNEL_THREADS
+from pympsd.vocabulary.variables import KERNEL_THREADS, read
 from pympsd_server.ptx.compiled_tier.batches.frames import Frames, allocate_aligned, allocate_zeros, exchange_words
 from pympsd_server.ptx.compiled_tier.compilation.machine_code import MachineCode
 from pympsd_server.ptx.compiled_tier.native_runtime import (
@@ -148,7 +147,7 @@ def _round_up(nbytes: int) -> int:
 
 @lru_cache
 def _allowed_threads(setting: str) -> int:
-    return read_kernel_threads({KERNEL_THREADS: setting})
+    return int(read({KERNEL_THREADS: setting}, KERNEL_THREADS) or 0)
 
 
 def _count_threads(sm_of_block: Array) -> int:

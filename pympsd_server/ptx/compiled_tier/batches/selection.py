@@ -22,8 +22,7 @@ from math import prod
 from typing import Final
 from weakref import WeakSet
 
-from pympsd.vocabulary.settings import read_tier
-from pympsd.vocabulary.variables import TIER
+from pympsd.vocabulary.variables import TIER, read
 from pympsd_server.native.library import NoLibrary
 from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
 from pympsd_server.ptx.compiled_tier.batches.continuation import Exits, take_over
@@ -81,7 +80,7 @@ _loaded: Final = BoundedUse(MAX_CODE_BYTES, _unload)
 
 @lru_cache
 def _tier(setting: str) -> str:
-    return read_tier({TIER: setting})
+    return read({TIER: setting}, TIER)
 
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:

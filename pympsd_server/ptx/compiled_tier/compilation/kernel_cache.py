@@ -38,8 +38,7 @@ from hashlib import sha256
 from secrets import token_hex
 from typing import Final
 
-from pympsd.vocabulary.settings import read_kernel_cache
-from pympsd.vocabulary.variables import KERNEL_CACHE
+from pympsd.vocabulary.variables import KERNEL_CACHE, read
 
 MAX_BYTES: Final = 256 << 20
 """The maximum total size of a user's files, in bytes; a kernel of 200 operations takes 30 KB."""
@@ -82,7 +81,7 @@ def store(key: str, content: bytes) -> None:
             _write(folder, key, _head(key, content) + content)
             _trim(folder)
     except OSError as error:
-        if read_kernel_cache(os.environ) != "off":
+        if read(os.environ, KERNEL_CACHE) != "off":
             reason = str(error) if isinstance(error, _Unusable) else f"{_path()}: {error.strerror}"
             report(f"compiled kernels are not kept for later runs: {reason}; {KERNEL_CACHE} names another directory")
 
@@ -157,7 +156,7 @@ def _make(path: str) -> None:
 
 def _path() -> str:
     """Return the path of this user's folder. Raises _Unusable if the user has none or the cache is switched off."""
-    setting = read_kernel_cache(os.environ)
+    setting = read(os.environ, KERNEL_CACHE)
     if setting == "off":
         raise _Unusable("the cache is switched off")
     if setting:

@@ -38,6 +38,7 @@ from pympsd_server.ptx.lowering.ir import (
     Special,
     Symbol,
     has_result,
+    is_barrier,
     items_of,
     registers_in,
     registers_read,
@@ -295,7 +296,7 @@ def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:
     """Return the sets of segments to which lanes may go, a set for each way in which a segment may end."""
     last = segment.terminator
     following = set() if segment.following is None else {segment.following}
-    if last is None or last.name in ("bar", "barrier"):
+    if last is None or is_barrier(last):
         return [following - {EXIT}]
     targets = set(segment.targets) - {EXIT}
     if last.name == "brx":

@@ -23,21 +23,16 @@ from typing import Final
 
 from pympsd_server.ptx.compiled_tier.planning.analysis import CodeSegment, WarpPlan, is_left_whole
 from pympsd_server.ptx.lowering.control_flow import EXIT
-from pympsd_server.ptx.lowering.ir import Register, registers_in, registers_written
+from pympsd_server.ptx.lowering.ir import Register, is_barrier, registers_in, registers_written
 
 _MAX_DIRECT_STOPS: Final = 4
 """The maximum number of barriers and turns in a kernel whose warps may continue without loading their frames."""
 _MAX_ENTRIES: Final = 16
 
 
-def is_barrier(segment: CodeSegment) -> bool:
-    """Return whether a segment ends with a barrier of the thread block."""
-    return segment.terminator is not None and segment.terminator.name in ("bar", "barrier")
-
-
 def has_many_stops(plan: WarpPlan) -> bool:
     """Return whether a kernel has more than _MAX_DIRECT_STOPS barriers and turns."""
-    return sum(is_barrier(segment) + bool(segment.turn) for segment in plan.segments) > _MAX_DIRECT_STOPS
+    return sum(is_barrier(segment.terminator) + bool(segment.turn) for segment in plan.segments) > _MAX_DIRECT_STOPS
 
 
 def comes_by_frame(plan: WarpPlan, segment: int) -> bool:
@@ -63,7 +58,7 @@ def find_saved(plan: WarpPlan, carry: Register) -> list[tuple[frozenset[int], fr
     before = [set(segment.live_in) for segment in segments]  # loaded from the frame at a stop
     before[0] = set()
     for segment in segments:
-        if is_barrier(segment) and segment.following not in (None, EXIT):
+        if is_barrier(segment.terminator) and segment.following not in (None, EXIT):
             assert segment.following is not None
             before[segment.following] -= _results_of_barrier(segment)
     work = list(range(len(segments)))
@@ -84,7 +79,7 @@ def _ways_from(plan: WarpPlan, number: int) -> set[int]:
     if segment.escapes or is_left_whole(segment.terminator):
         return {number + 1} if segment.attempts else set()
     ways = {*segment.successors, *plan.pending[number]} - {EXIT}
-    if is_barrier(segment):
+    if is_barrier(segment.terminator):
         ways = {k for k in ways if not comes_by_frame(plan, k)}
     return ways
 

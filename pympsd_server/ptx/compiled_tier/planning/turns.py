@@ -39,6 +39,7 @@ from pympsd_server.ptx.lowering.ir import (
     Register,
     Special,
     Symbol,
+    is_barrier,
     registers_written,
     space_of,
 )
@@ -218,7 +219,7 @@ def _product(first: _Value | None, second: _Value | None) -> _Value | None:
 
 def uses_turns(operations: Sequence[Operation]) -> bool:
     """Return whether a kernel may have turns, so that its code depends on the number of threads in a block."""
-    has_barrier = any(operation.name in ("bar", "barrier") for operation in operations)
+    has_barrier = any(map(is_barrier, operations))
     return has_barrier and any(o.name in ("ld", "ldu", "st") and space_of(o) == "shared" for o in operations)
 
 
@@ -235,7 +236,7 @@ def find_turns(
     terminator, `places` the offset of each variable by (space, name). `threads` is the maximum number of threads in a
     row.
     """
-    if not any(_is_barrier(block) for block in blocks):
+    if not any(is_barrier(block.terminator) for block in blocks):
         return {}
     turns: dict[int, int] = {}
     addresses = _Addresses(blocks, carry, places)
@@ -245,7 +246,7 @@ def find_turns(
     while work:
         number = work.pop(0)
         after = _find_state_after(operations[number], states[number], carry, turns, addresses)
-        if _is_barrier(blocks[number]):
+        if is_barrier(blocks[number].terminator):
             after = _State(taken=0, threads=after.threads)
         for successor, reached in _ways(blocks[number], after, addresses):
             state = states[successor]
@@ -274,10 +275,6 @@ def _join(first: _State, second: _State) -> _State:
     threads = [state.threads for state in (first, second) if state.threads is not None]
     hull = min(least for least, _ in threads), max(greatest for _, greatest in threads)
     return _State(first.accesses | second.accesses, first.taken & second.taken, hull)
-
-
-def _is_barrier(block: Block) -> bool:
-    return block.terminator is not None and block.terminator.name in ("bar", "barrier")
 
 
 def _find_state_after(

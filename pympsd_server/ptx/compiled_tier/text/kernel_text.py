@@ -56,7 +56,7 @@ from pympsd_server.ptx.compiled_tier.native_runtime import (
 )
 from pympsd_server.ptx.compiled_tier.planning.analysis import CodeSegment, group_accesses, is_left_whole
 from pympsd_server.ptx.compiled_tier.planning.fragment_bank import size_of_bank
-from pympsd_server.ptx.compiled_tier.planning.saves import comes_by_frame, find_entries, is_barrier
+from pympsd_server.ptx.compiled_tier.planning.saves import comes_by_frame, find_entries
 from pympsd_server.ptx.compiled_tier.text import data_forms, matrix_forms, warp_forms
 from pympsd_server.ptx.compiled_tier.text.dispatch_text import size_of_masks
 from pympsd_server.ptx.compiled_tier.text.instruction_table import write, write_attempt
@@ -65,7 +65,7 @@ from pympsd_server.ptx.compiled_tier.text.memory_text import FRAGMENT_BYTES
 from pympsd_server.ptx.compiled_tier.text.stop_text import Stop, StopText
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.control_flow import EXIT
-from pympsd_server.ptx.lowering.ir import Argument, Operation
+from pympsd_server.ptx.lowering.ir import Argument, Operation, is_barrier
 
 FORMS: Final = (data_forms, matrix_forms, warp_forms)
 """The modules with forms; importing them fills the table."""
@@ -108,7 +108,7 @@ class KernelText(StopText):
             return self._trap(mask)
         if last.name in ("bra", "exit"):
             return self._branch(last, segment.targets[0], following, mask)
-        if last.name in ("bar", "barrier"):
+        if is_barrier(last):
             return self.write_barrier(last, segment, following, mask)
         if last.name == "brx":
             return self._switch(last, segment, mask)
@@ -248,7 +248,7 @@ class KernelText(StopText):
             self._meet(segment)
         if segment.turn and not comes_by_frame(self.plan, self.at):
             self._take_turn(segment.turn, self.current())
-        if segment.origin >= 0 and self.plan.pending[self.at] and is_barrier(self.end_of(segment)):
+        if segment.origin >= 0 and self.plan.pending[self.at] and is_barrier(self.end_of(segment).terminator):
             self.bail_if_apart()
         if segment.escapes or is_left_whole(segment.terminator):
             stop = self.make_stop()

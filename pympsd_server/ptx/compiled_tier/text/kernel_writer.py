@@ -30,7 +30,7 @@ from pympsd_server.ptx.compiled_tier.text.stop_text import Stop
 from pympsd_server.ptx.compiled_tier.text.warp_forms import WARP_INSTRUCTIONS
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.control_flow import build_blocks, drop_dead_results
-from pympsd_server.ptx.lowering.ir import Code, Operation, Special
+from pympsd_server.ptx.lowering.ir import Code, Operation, Special, is_barrier
 
 _MAX_BLOCKS: Final = 4000
 _MAX_SEGMENTS: Final = 10_000
@@ -70,7 +70,7 @@ def _needs_warps(operation: Operation) -> bool:
     names = ("%lane", "%warpid")
     if any(isinstance(a, Special) and a.name.startswith(names) for a in operation.operands):
         return True
-    if operation.name in ("bar", "barrier"):
+    if is_barrier(operation):
         return operation.has("warp") or len(operation.operands) > 1
     return operation.name in WARP_INSTRUCTIONS or operation.has("sync")
 

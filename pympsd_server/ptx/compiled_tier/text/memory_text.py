@@ -23,7 +23,7 @@ from __future__ import annotations
 from attrs import define, field
 
 from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Shape, sequence
-from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
+from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS, WRITTEN
 from pympsd_server.ptx.compiled_tier.planning.analysis import Accesses, is_ordered
 from pympsd_server.ptx.compiled_tier.planning.sequences import Sequences
 from pympsd_server.ptx.compiled_tier.text.lanes import BITS
@@ -160,8 +160,7 @@ class MemoryText(VectorMemory):
         lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "true"))
         lane = self.cast("zext", lane, self.mask_type, "i64")
         second = self.load("i64", self.value(f"getelementptr i64, ptr %scratch0, i64 {lane}"))
-        self.jump(on)
-        self.place(on)
+        self.continue_at(on)
         return Pointers(group.space, single=self.phi("i64", (first, quick), (second, end)))
 
     def _resolve(self, group: Accesses, site: int, mask: str) -> str:
@@ -169,11 +168,14 @@ class MemoryText(VectorMemory):
         name = f"@accesses{len(self.tables)}"
         items = [f"i64 {number}" for pair in sorted(group.sites) for number in pair]
         self.tables.append(f"{name} = private constant [{len(items)} x i64] [{', '.join(items)}]")
+        assert self.operation is not None
+        is_read = self.operation.name in ("ld", "ldu") or self.operation.one_of("test_wait", "try_wait")
+        space = SPACE_NUMBERS[group.space] if is_read or group.space != "generic" else WRITTEN
         bad = self.call(
             "kernels_resolve",
             "i32",
             *(("ptr", "%ctx"), ("i64", str(site)), ("ptr", "%scratch0"), ("i32", self.as_word(mask))),
-            *(("i32", str(SPACE_NUMBERS[group.space])), ("ptr", name), ("i32", str(len(group.sites)))),
+            *(("i32", str(space)), ("ptr", name), ("i32", str(len(group.sites)))),
         )
         return self.fault_unless_zero(bad)
 
@@ -224,8 +226,7 @@ class MemoryText(VectorMemory):
         second_way = self.load(kind, "%scratch0")
         if space == "shared":
             second_way = self.op("sub", kind, second_way, self.splat("%shared", "i64", vector))
-        self.jump(on)
-        self.place(on)
+        self.continue_at(on)
         pointers.lanes = self.phi(kind, (first_way, quick), (second_way, end))
         if space == "shared":  # as i32, because more of them fit in a vector
             pointers.lanes = self.cast("trunc", pointers.lanes, kind, vector.of("i32"))
@@ -369,8 +370,7 @@ class MemoryText(VectorMemory):
         kind, size = self.vector.of(f"i{bits}"), bits // 8
         places = [self.host_addresses(pointers, offset + k * size) for k in range(count)]
         second = [self.gather_slowly(place, kind, size, mask) for place in places]
-        self.jump(join)
-        self.place(join)
+        self.continue_at(join)
         return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
 
     def _prefetch(self, pointers: Pointers, offset: int) -> None:
@@ -439,8 +439,7 @@ class MemoryText(VectorMemory):
                 self.scatter_slowly(self.host_addresses(pointers, at), value, kind, size, mask)
             else:
                 self.scatter_elements(self._lane_pointers(pointers, at), value, bits, mask)
-        self.jump(join)
-        self.place(join)
+        self.continue_at(join)
 
     # --- interleaved local memory
 
@@ -455,8 +454,7 @@ class MemoryText(VectorMemory):
         lanes = address if varies else self.splat(address, "i64", self.vector)
         self.store(self.vector.of("i64"), lanes, "%scratch0")
         self._resolve(group, 0, mask)
-        self.jump(on)
-        self.place(on)
+        self.continue_at(on)
         if not varies:
             return Pointers(group.space, single=address)
         lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "false"))
@@ -503,10 +501,8 @@ class MemoryText(VectorMemory):
         self.jump(join)
         self.place(far)
         own = self.gather_elements(self._place_local(lanes, self.vector), bits, mask)
-        self.jump(end)
-        self.place(end)
-        self.jump(join)
-        self.place(join)
+        self.continue_at(end)
+        self.continue_at(join)
         return self.phi(self.vector.of(f"i{bits}"), (same, near), (own, end))
 
     def _load_local(self, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
@@ -538,5 +534,4 @@ class MemoryText(VectorMemory):
         self.place(far)
         if pointers.lanes:
             self.scatter_elements(self._place_local(lanes, self.vector), value, 8 * self.word, mask)
-        self.jump(join)
-        self.place(join)
+        self.continue_at(join)

@@ -3,16 +3,23 @@
 A processor with mask registers (AVX-512) stores, gathers and scatters the elements of any lanes by one instruction.
 For others LLVM writes a test and a branch for each lane, so these accesses are written twice: for warps in which all
 lanes take part, without masks, and for the rest with a loop in C (`kernels_gather`, `kernels_scatter`).
+
+Most stores to consecutive addresses have no loop for the rest, because AVX2 has masks for 32 and 64 bits, and because
+32 tests are quicker than a loop. But a store of small vectors, such as v4.u8, would have up to 128 tests, for which
+LLVM takes 70 ms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from attrs import define
 
-from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, Shape
+from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, Shape, sequence
 from pympsd_server.ptx.compiled_tier.text.lanes import Lanes
+
+_MASKED_BITS: Final = (32, 64)
 
 
 @define(slots=False)
@@ -28,8 +35,7 @@ class VectorMemory(Lanes):
         self.jump(join)
         self.place(some)
         second = part()
-        self.jump(join)
-        self.place(join)
+        self.continue_at(join)
         return "" if kind == "void" else self.phi(kind, (first, full), (second, some))
 
     def store_masked(self, pointer: str, value: str, wide: Shape, bits: int, mask: str) -> None:
@@ -43,14 +49,10 @@ class VectorMemory(Lanes):
             name = f"llvm.masked.store.{wide.mangled(f'i{bits}')}.p0"
             return self.call(name, "void", (kind, value), (f"ptr align {bits // 8}", pointer), (wide.of("i1"), lanes))
 
-        def store_all() -> str:
-            self.line(f"store {kind} {value}, ptr {pointer}, align {bits // 8}")
-            return ""
-
         if self.has_masks:
             store_part()
         else:
-            self._by_mask(mask, store_all, store_part)
+            self._by_mask(mask, lambda: self._store_all(pointer, value, kind, bits), store_part)
 
     def load_masked(self, pointer: str, bits: int, mask: str) -> str:
         """Load consecutive elements of the lanes in `mask`; if it is empty, the pointer may be to any place."""
@@ -70,7 +72,7 @@ class VectorMemory(Lanes):
 
     def store_near(self, pointer: str, values: list[str], bits: int, mask: str) -> None:
         """Store vectors so that the elements of each lane are consecutive."""
-        count, kind = len(values), f"i{bits}"
+        count, kind, vectors = len(values), f"i{bits}", values
         wide = Shape(self.width * count)
         while len(values) > 1:  # concatenate: the first vector, the second, ...
             part, size = Shape(wide.lanes // len(values)), 2 * wide.lanes // len(values)
@@ -80,7 +82,27 @@ class VectorMemory(Lanes):
         if count > 1:
             order = (k % count * self.width + k // count for k in range(wide.lanes))
             whole = self.shuffle(kind, whole, "poison", order)
-        self.store_masked(pointer, whole, wide, bits, mask)
+        if self.has_masks or count == 1 or bits in _MASKED_BITS:
+            self.store_masked(pointer, whole, wide, bits, mask)
+        else:
+            self._by_mask(
+                mask,
+                lambda: self._store_all(pointer, whole, kind, bits),
+                lambda: self._scatter_near(pointer, vectors, bits, mask),
+            )
+
+    def _store_all(self, pointer: str, value: str, kind: str, bits: int) -> str:
+        self.line(f"store {kind} {value}, ptr {pointer}, align {bits // 8}")
+        return ""
+
+    def _scatter_near(self, pointer: str, vectors: list[str], bits: int, mask: str) -> str:
+        """Store consecutive elements of the lanes in `mask` with a loop in C for each vector."""
+        size, kind = bits // 8, self.vector.of("i64")
+        first = self.splat(self.cast("ptrtoint", pointer, "ptr", "i64"), "i64", self.vector)
+        for k, value in enumerate(vectors):
+            places = self.op("add", kind, first, sequence(self.width, "i64", len(vectors) * size, k * size))
+            self.scatter_slowly(places, value, self.vector.of(f"i{bits}"), size, mask)
+        return ""
 
     def gather_slowly(self, addresses: str, kind: str, size: int, mask: str) -> str:
         self.store(self.vector.of("i64"), addresses, "%scratch0")

@@ -230,7 +230,7 @@ def count_arrivals(text: MemoryText, count: int | str, added_bytes: str = "", *,
     return text.op("or", kind, change, vector.constant("i64", _DROP if drops else 0))
 
 
-def arrive(text: MemoryText, operation: Operation, place: Argument, target: Argument, change: str) -> None:
+def arrive(text: MemoryText, place: Argument, target: Argument, change: str) -> None:
     """Change each lane's mbarrier; `target` receives its state before the change."""
     _put_barriers(text, place)
     text.store(text.vector.of("i64"), change, "%scratch1")
@@ -275,14 +275,14 @@ def _barrier(text: MemoryText, operation: Operation) -> None:
         added = _wide(text, operands[1])
         if action == "complete_tx":
             added = text.op("sub", text.vector.of("i64"), "zeroinitializer", added)
-        return arrive(text, operation, operands[0], Sink(), count_arrivals(text, 0, added))
+        return arrive(text, operands[0], Sink(), count_arrivals(text, 0, added))
     arrivals: str | int = _wide(text, operands[2]) if len(operands) > 2 else 1
     drops = action == "arrive_drop"
     if operation.has("expect_tx") and isinstance(arrivals, str):
         change = count_arrivals(text, 1, arrivals, drops=drops)
     else:
         change = count_arrivals(text, arrivals, drops=drops)
-    return arrive(text, operation, operands[1], operands[0], change)
+    return arrive(text, operands[1], operands[0], change)
 
 
 def _test_wait(text: MemoryText, operation: Operation) -> None:
