@@ -161,9 +161,8 @@ def _open_inside(folder: int, path: str, flags: int) -> int:
         with _close_on_error(fd):
             status, owner = os.fstat(fd), os.fstat(folder).st_uid
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid != owner:
-                raise OSError(
-                    errno.EPERM, f"the log must be a regular file of user {owner} with a single name", path
-                ) from None
+                reason = f"the log must be a regular file of user {owner} with one name"
+                raise OSError(errno.EPERM, reason, path) from None
         return fd
     with _close_on_error(fd):
         os.fchmod(fd, MODE)
@@ -194,8 +193,5 @@ def _check_hard_links(path: str, status: os.stat_result) -> None:
     """Raise OSError for a file with several names in a folder of another user, who may have made this one."""
     owner = os.stat(os.path.dirname(path)).st_uid
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and owner not in _TRUSTED:
-        raise OSError(
-            errno.EMLINK,
-            f"the log has {status.st_nlink} names (links) in a folder of user {owner}; one is allowed there",
-            path,
-        )
+        reason = f"the log has {status.st_nlink} names (links) in a folder of user {owner}; one is allowed there"
+        raise OSError(errno.EMLINK, reason, path)
