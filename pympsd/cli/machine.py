@@ -23,7 +23,8 @@ def main(arguments: Sequence[str]) -> int:
     options = _options(arguments)
     try:
         if options.direction == "export":
-            return print_text(_export(options.machine))
+            profile = export_profile(set_driver(describe(options.machine), os.environ))
+            return print_text(f"{json.dumps(profile, indent=2)}\n")
         read = read_profile(_load(options.machine))
     except (BadMachine, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -50,10 +51,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         help="export: a value of PYMPSD_EMULATED_DEVICES (2xH200, machine.toml); import: the profile, YAML or JSON",
     )
     return parser.parse_args(arguments)
-
-
-def _export(machine: str) -> str:
-    return f"{json.dumps(export_profile(set_driver(describe(machine), os.environ)), indent=2)}\n"
 
 
 def _load(path: str) -> object:

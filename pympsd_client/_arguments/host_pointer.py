@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from numbers import Integral
-from types import TracebackType
 from typing import Any, Final
 
 from pympsd_client._arguments.errors import invalid_value
@@ -74,9 +73,7 @@ class HostMemory:
     def __enter__(self) -> HostMemory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._buffer is not None:
             _release(ctypes.byref(self._buffer))
             self._buffer = None

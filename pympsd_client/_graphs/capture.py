@@ -129,6 +129,11 @@ class Modes(threading.local):
     current = GLOBAL
 
 
+def _check_mode(mode: int) -> None:
+    if mode not in (GLOBAL, THREAD_LOCAL, RELAXED):
+        raise invalid_value(f"the capture mode must be GLOBAL (0), THREAD_LOCAL (1) or RELAXED (2), not {mode}")
+
+
 def waits_for_legacy(place: StreamKey) -> bool:
     """Return whether a stream and the legacy default stream wait for each other's work."""
     stream = streams.get(place[1])
@@ -165,8 +170,7 @@ class Captures:
                 Result.ERROR_STREAM_CAPTURE_UNSUPPORTED,
                 "the legacy default stream cannot capture; use a stream that was created",
             )
-        if mode not in (GLOBAL, THREAD_LOCAL, RELAXED):
-            raise invalid_value(f"the capture mode must be GLOBAL (0), THREAD_LOCAL (1) or RELAXED (2), not {mode}")
+        _check_mode(mode)
         with self._lock:
             if place in self._captures:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream captures already; end that capture first")
@@ -266,8 +270,7 @@ class Captures:
 
     def exchange_mode(self, mode: int) -> int:
         """Set the calling thread's mode and return its previous mode; raise INVALID_VALUE for an unknown mode."""
-        if mode not in (GLOBAL, THREAD_LOCAL, RELAXED):
-            raise invalid_value(f"the capture mode must be GLOBAL (0), THREAD_LOCAL (1) or RELAXED (2), not {mode}")
+        _check_mode(mode)
         before, self._modes.current = self._modes.current, mode
         return before
 
@@ -308,9 +311,7 @@ class Captures:
         with self._lock:
             capture = self._captures.get((context, stream))
             for node in () if capture is None else tuple(capture.next[context, stream]):
-                for kernel in [
-                    dependency for dependency in node.dependencies if isinstance(dependency.work, KernelWork)
-                ]:
+                for kernel in [before for before in node.dependencies if isinstance(before.work, KernelWork)]:
                     node.dependencies[kernel] = kernel.dependents[node] = Edge(1, 0, PROGRAMMATIC)
 
     def take_external_event(self, context: Context, stream: int, event: int, is_wait: bool) -> bool:

@@ -126,7 +126,7 @@ def shut_down_if_idle() -> Question[int]:
 
     The answer is the number of client threads; 0 means that the server ends.
     """
-    return Question((_INT.pack(_SHUT_DOWN),), _make_reader(_INT))
+    return Question((_INT.pack(_SHUT_DOWN),), _integer)
 
 
 END_IF_IDLE: Final = _INT.pack(_SHUT_DOWN)
@@ -135,54 +135,35 @@ END_IF_IDLE: Final = _INT.pack(_SHUT_DOWN)
 
 def clients() -> Question[tuple[int, ...]]:
     """Return the question for the PIDs of the client processes that have contexts."""
-
-    def read() -> Reader[tuple[int, ...]]:
-        count = yield from _count()
-        pids = []
-        for _ in range(count):
-            pids.append((yield from _integer()))
-        return tuple(pids)
-
-    return Question((_INT.pack(_CLIENTS),), read)
+    return Question((_INT.pack(_CLIENTS),), _make_list_reader(_integer))
 
 
 def device_clients() -> Question[tuple[DeviceClients, ...]]:
     """Return the question for the client contexts on each device in use."""
 
-    def read() -> Reader[tuple[DeviceClients, ...]]:
-        count = yield from _count()
-        devices = []
-        for _ in range(count):
-            uuid = uuid_text((yield _UUID_BYTES))
-            (name,) = _DEVICE_NAME.unpack((yield _DEVICE_NAME.size))
-            context_count = yield from _count()
-            contexts = []
-            for _ in range(context_count):
-                contexts.append(DriverContext(*_CONTEXT.unpack((yield _CONTEXT.size))))
-            devices.append(DeviceClients(uuid, _text(name), tuple(contexts)))
-        return tuple(devices)
+    def read() -> Reader[DeviceClients]:
+        uuid = uuid_text((yield _UUID_BYTES))
+        (name,) = _DEVICE_NAME.unpack((yield _DEVICE_NAME.size))
+        contexts = yield from _make_list_reader(_context)()
+        return DeviceClients(uuid, _text(name), contexts)
 
-    return Question((_INT.pack(_DEVICE_CLIENTS),), read)
+    return Question((_INT.pack(_DEVICE_CLIENTS),), _make_list_reader(read))
 
 
 def processes() -> Question[tuple[ListedProcess, ...]]:
     """Return the question for the list of ps: the client processes that have contexts."""
 
-    def read() -> Reader[tuple[ListedProcess, ...]]:
-        count = yield from _count()
-        records = []
-        for _ in range(count):
-            pid, context, device, uuid, identity, _ = _PROCESS.unpack((yield _PROCESS.size))
-            records.append(ListedProcess(pid, context, device, uuid_text(uuid), identity))
-        return tuple(records)
+    def read() -> Reader[ListedProcess]:
+        pid, context, device, uuid, identity, _ = _PROCESS.unpack((yield _PROCESS.size))
+        return ListedProcess(pid, context, device, uuid_text(uuid), identity)
 
     # The server waits for the second packet after it has answered.
-    return Question((_INT.pack(_PROCESSES), _INT.pack(0)), read)
+    return Question((_INT.pack(_PROCESSES), _INT.pack(0)), _make_list_reader(read))
 
 
 def terminate(pid: int) -> Question[int]:
     """Return the question that ends a client process's contexts; the answer is a CUresult number."""
-    return Question((_INT.pack(_TERMINATE), _INT.pack(pid)), _make_reader(_INT))
+    return Question((_INT.pack(_TERMINATE), _INT.pack(pid)), _integer)
 
 
 def status() -> Question[int]:
@@ -200,16 +181,12 @@ def status() -> Question[int]:
 def devices() -> Question[tuple[ServerDevice, ...]]:
     """Return the question for the server's devices."""
 
-    def read() -> Reader[tuple[ServerDevice, ...]]:
-        count = yield from _count()
-        records = []
-        for _ in range(count):
-            ordinal, bus, device, domain, function, _, uuid, name = _DEVICE.unpack((yield _DEVICE.size))
-            pci = f"{domain:04x}:{bus:02x}.{device:02x}.{function:02x}"
-            records.append(ServerDevice(ordinal, pci, uuid_text(uuid), _text(name)))
-        return tuple(records)
+    def read() -> Reader[ServerDevice]:
+        ordinal, bus, device, domain, function, _, uuid, name = _DEVICE.unpack((yield _DEVICE.size))
+        pci = f"{domain:04x}:{bus:02x}.{device:02x}.{function:02x}"
+        return ServerDevice(ordinal, pci, uuid_text(uuid), _text(name))
 
-    return Question((_INT.pack(_DEVICES), _LONG.pack(_DEVICE_QUERY_ROOM)), read)
+    return Question((_INT.pack(_DEVICES), _LONG.pack(_DEVICE_QUERY_ROOM)), _make_list_reader(read))
 
 
 def resume(percentage: float) -> Question[None]:
@@ -228,27 +205,28 @@ def resume(percentage: float) -> Question[None]:
     return Question((*set_percentage(percentage), _INT.pack(_GET_PERCENTAGE)), read)
 
 
-def _make_reader(layout: struct.Struct) -> Callable[[], Reader[T]]:
-    """Return a function that makes readers of a single number."""
-
-    def read() -> Reader[T]:
-        (value,) = layout.unpack((yield layout.size))
-        number: T = value
-        return number
-
-    return read
-
-
 def _integer() -> Reader[int]:
     (number,) = _INT.unpack((yield _INT.size))
     return int(number)
 
 
-def _count() -> Reader[int]:
-    number = yield from _integer()
-    if not 0 <= number <= _MAX_RECORDS:
-        raise RemoteError(f"it counts {number} records")
-    return number
+def _context() -> Reader[DriverContext]:
+    return DriverContext(*_CONTEXT.unpack((yield _CONTEXT.size)))
+
+
+def _make_list_reader(read_one: Callable[[], Reader[T]]) -> Callable[[], Reader[tuple[T, ...]]]:
+    """Return a function that makes readers of a count and of as many records."""
+
+    def read() -> Reader[tuple[T, ...]]:
+        count = yield from _integer()
+        if not 0 <= count <= _MAX_RECORDS:
+            raise RemoteError(f"it counts {count} records")
+        records = []
+        for _ in range(count):
+            records.append((yield from read_one()))
+        return tuple(records)
+
+    return read
 
 
 def _text(field: bytes) -> str:

@@ -8,7 +8,8 @@ while the process has contexts on both. Functions that free it and wait, such as
 devices that map it (`PeerAccess.wait_for_peers`).
 """
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from threading import RLock
 from typing import Final
 
@@ -46,19 +47,22 @@ class PeerAccess:
         self._mapped: set[tuple[int, int]] = set()
         """Ordinals of devices, each with the first address of another device's memory that its executor maps."""
 
-    def _forget_old_connection(self) -> None:
-        if self._connection is not process.connection:
-            for table in (self._contexts, self._memory, self._sharing, self._mapped):
-                table.clear()
-            self._connection = process.connection
+    @contextmanager
+    def _of_connection(self) -> Iterator[None]:
+        """Hold the lock; first forget the access of an earlier connection."""
+        with self._lock:
+            if self._connection is not process.connection:
+                for table in (self._contexts, self._memory, self._sharing, self._mapped):
+                    table.clear()
+                self._connection = process.connection
+            yield
 
     def enable(self, context: Context, peer: Context) -> None:
         """Give a context access to another context's memory (cuCtxEnablePeerAccess).
 
         Raise PEER_ACCESS_ALREADY_ENABLED, or OUT_OF_MEMORY if the memory cannot be mapped; then nothing has changed.
         """
-        with self._lock:
-            self._forget_old_connection()
+        with self._of_connection():
             if (context, peer) in self._contexts:
                 reason = "the current context already has access to the other"
                 raise CudaError(Result.ERROR_PEER_ACCESS_ALREADY_ENABLED, reason)
@@ -71,8 +75,7 @@ class PeerAccess:
 
     def disable(self, context: Context, peer: Context) -> None:
         """Undo `enable`; raise PEER_ACCESS_NOT_ENABLED."""
-        with self._lock:
-            self._forget_old_connection()
+        with self._of_connection():
             if (context, peer) not in self._contexts:
                 reason = "the current context has no access to the other: cuCtxEnablePeerAccess was not called"
                 raise CudaError(Result.ERROR_PEER_ACCESS_NOT_ENABLED, reason)
@@ -81,14 +84,12 @@ class PeerAccess:
 
     def is_enabled(self, context: Context, peer: Context) -> bool:
         """Return whether a context has access to another context's memory."""
-        with self._lock:
-            self._forget_old_connection()
+        with self._of_connection():
             return (context, peer) in self._contexts
 
     def set_of(self, memory: int, pair: Pair, allowed: bool) -> None:
         """Give a device's kernels access to a pool or a mapping, or revoke it; raise OUT_OF_MEMORY."""
-        with self._lock:
-            self._forget_old_connection()
+        with self._of_connection():
             if allowed:
                 self._memory.add((memory, pair))
             else:
@@ -97,8 +98,7 @@ class PeerAccess:
 
     def is_of(self, memory: int, pair: Pair) -> bool:
         """Return whether a device's kernels have access to a pool or a mapping."""
-        with self._lock:
-            self._forget_old_connection()
+        with self._of_connection():
             return (memory, pair) in self._memory
 
     def drop(self, memory: int) -> None:
@@ -109,8 +109,7 @@ class PeerAccess:
 
     def share(self, device: VisibleDevice) -> None:
         """Let the other devices' kernels access a device's page-locked memory from now on; raise OUT_OF_MEMORY."""
-        with self._lock:
-            self._forget_old_connection()
+        with self._of_connection():
             self._sharing.add(device.ordinal)
             for other in {context.device for context in tuple(contexts.values())}:
                 if is_possible(other, device):
@@ -164,8 +163,7 @@ class PeerAccess:
     def on_open(self, context: Context) -> None:
         """Map the memory that does not need cuCtxEnablePeerAccess, when a context opens; raise OUT_OF_MEMORY."""
         own = context.device
-        with self._lock:
-            self._forget_old_connection()
+        with self._of_connection():
             expected = {(pair[0], window_of(pair[1])) for _, pair in self._memory if own.ordinal in pair}
             for other in {entry.device for entry in tuple(contexts.values()) if is_possible(own, entry.device)}:
                 for device, owner in ((own, other), (other, own)):
@@ -177,8 +175,7 @@ class PeerAccess:
     def on_close(self, context: Context) -> None:
         """Revoke all access of a closing context and to its memory."""
         ordinal = context.device.ordinal
-        with self._lock:
-            self._forget_old_connection()
+        with self._of_connection():
             self._contexts = {pair for pair in self._contexts if context not in pair}
             is_last = not any(other.active and other.device.ordinal == ordinal for other in tuple(contexts.values()))
             for device, address in [entry for entry in self._mapped if ordinal in (entry[0], ordinal_of(entry[1]))]:

@@ -30,10 +30,8 @@ class GraphMemoryUse:
         """Add allocated bytes, or subtract freed ones if ``size`` is negative."""
         with self._changing:
             self.current += size
-            if self.current > self.used_high:
-                self.used_high = self.current
-            if self.current > self.reserved_high:
-                self.reserved_high = self.current
+            self.used_high = max(self.used_high, self.current)
+            self.reserved_high = max(self.reserved_high, self.current)
 
 
 _usages: Final[dict[int, GraphMemoryUse]] = {}

@@ -111,6 +111,11 @@ class Text:
         """Write an unconditional branch."""
         self.line(f"br label %{label}")
 
+    def continue_at(self, label: str) -> None:
+        """End the basic block with a branch to a label, and begin the block with that label."""
+        self.jump(label)
+        self.place(label)
+
     def phi(self, kind: str, *ways: Typed) -> str:
         """Write a phi, which selects a value by the label from which control comes; `ways` are (value, label)."""
         return self.value(f"phi {kind} " + ", ".join(f"[{value}, %{label}]" for value, label in ways))

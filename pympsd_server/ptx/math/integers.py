@@ -72,7 +72,7 @@ def multiply_24(a: Value, b: Value, high: bool) -> Value:
 def add_saturating(a: Value, b: Value, negate: bool = False) -> Value:
     """add.sat.s32, or with `negate` sub.sat.s32: return the sum or difference, clamped to 32 bits."""
     wide = a.astype(np.int64) - b if negate else a.astype(np.int64) + b
-    return convert_integer(wide, np.dtype(np.int32), saturate=True)
+    return convert_integer(wide, np.dtype(np.int32))
 
 
 def absolute_difference(a: Value, b: Value) -> Value:
@@ -125,13 +125,11 @@ def _clamp(shifted: Value, amount: Value, bits: int) -> Value:
     return select(amount >= np.uint32(bits), shifted.dtype.type(0), shifted)
 
 
-def convert_integer(value: Value, dtype: DType, saturate: bool) -> Value:
-    """Convert an integer to another type, with `saturate` clamped to the range of `dtype`."""
-    if saturate:
-        low, high = np.iinfo(value.dtype), np.iinfo(dtype)
-        least, most = (value.dtype.type(x) for x in (max(low.min, high.min), min(low.max, high.max)))
-        value = np.minimum(np.maximum(value, least), most)
-    return value.astype(dtype)
+def convert_integer(value: Value, dtype: DType) -> Value:
+    """Convert an integer to another type, clamped to the range of `dtype`."""
+    low, high = np.iinfo(value.dtype), np.iinfo(dtype)
+    least, most = (value.dtype.type(x) for x in (max(low.min, high.min), min(low.max, high.max)))
+    return np.minimum(np.maximum(value, least), most).astype(dtype)
 
 
 def population(value: Value) -> Value:

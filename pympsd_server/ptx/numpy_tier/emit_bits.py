@@ -60,7 +60,7 @@ def _lookup(writer: Writer, operation: Operation) -> None:
         return writer.set_result(result, U32)
     name, second = writer.keep(result), writer.input(5, BOOL)
     sign = "|" if operation.has("or") else "&"
-    return writer.assign_both(operation.operands[0], name, U32, writer.keep(f"({name} != 0) {sign} {second}"))
+    return writer.assign_both(operation.operands[0], name, writer.keep(f"({name} != 0) {sign} {second}"))
 
 
 _SHORT = {

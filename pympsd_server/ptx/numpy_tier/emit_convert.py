@@ -166,7 +166,7 @@ def _convert_packed(writer: Writer, operation: Operation) -> None:
     ):
         raise writer.refuse()
     a, b = (
-        writer.keep(f"convert_integer({writer.value(x, S32)}, {dtype_name(DTYPES[kind])}_t, True)")
+        writer.keep(f"convert_integer({writer.value(x, S32)}, {dtype_name(DTYPES[kind])}_t)")
         for x in operation.operands[1:3]
     )
     above = writer.input(3, U32) if count == 4 else "None"
@@ -211,7 +211,7 @@ def _convert_value(writer: Writer, operation: Operation, name: str, source: str,
         writer.refuse_if(rounding not in _INTEGRAL, "no integer rounding")
         return f"float_to_integer({name}, {dtype_name(dtype)}_t, {rounding!r})", dtype
     if operation.has("sat"):
-        return f"convert_integer({name}, {dtype_name(dtype)}_t, True)", dtype
+        return f"convert_integer({name}, {dtype_name(dtype)}_t)", dtype
     return f"{name}.astype({dtype_name(dtype)})", dtype
 
 

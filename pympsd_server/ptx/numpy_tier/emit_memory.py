@@ -90,8 +90,7 @@ def _load(writer: Writer, operation: Operation) -> None:
         align = size if index else size * len(targets)
         names.append(writer.load(space, writer.displace(base, offset + index * size), dtype, align))
     for target, name in zip(targets, names, strict=True):
-        if not isinstance(target, Sink):
-            writer.assign(target, name, dtype)
+        writer.assign(target, name, dtype)
     return None
 
 

@@ -29,7 +29,7 @@ def _shuffle(writer: Writer, operation: Operation) -> None:
     value, where, clamp = writer.values(operation.operands[1:4], U32)
     name = writer.name()
     writer.run(f"{name}, {name}p = shuffle(B, T, {mode!r}, {value}, {where}, {clamp})")
-    writer.assign_both(operation.operands[0], name, U32, f"{name}p")
+    writer.assign_both(operation.operands[0], name, f"{name}p")
 
 
 @emits("vote", (2, 3), "sync all any uni ballot", ("pred", "b32"))
@@ -57,7 +57,7 @@ def _match(writer: Writer, operation: Operation) -> None:
     value, mask = (writer.input(1, DTYPES[operation.type]), writer.input(2, U32))
     name = writer.name()
     writer.run(f"{name}, {name}p = match(B, T, {operation.one_of('any', 'all')!r}, {value}, {mask})")
-    writer.assign_both(operation.operands[0], name, U32, f"{name}p")
+    writer.assign_both(operation.operands[0], name, f"{name}p")
 
 
 @emits("redux", 3, "sync add min max and or xor", ("u32", "s32", "b32"))
@@ -73,7 +73,7 @@ def _reduce(writer: Writer, operation: Operation) -> None:
 def _elect(writer: Writer, operation: Operation) -> None:
     name = writer.name()
     writer.run(f"{name}, {name}p = elect(B, T, {writer.input(1, U32)})")
-    writer.assign_both(operation.operands[0], name, U32, f"{name}p")
+    writer.assign_both(operation.operands[0], name, f"{name}p")
 
 
 @emits("mapa", 3, "shared::cluster", ("u32", "u64"))

@@ -257,13 +257,13 @@ class Writer:
         assert self.operation is not None
         self.assign(self.operation.operands[0], expression, dtype)
 
-    def assign_both(self, target: Argument, first: str, first_type: DType, second: str) -> None:
-        """Assign two results to a target `d|p`, or only the first to a target `d`."""
+    def assign_both(self, target: Argument, first: str, second: str) -> None:
+        """Assign a word and a predicate to a target `d|p`, or only the word to a target `d`."""
         if isinstance(target, Both):
-            self.assign(target.first, first, first_type)
+            self.assign(target.first, first, U32)
             self.assign(target.second, second, BOOL)
         else:
-            self.assign(target, first, first_type)
+            self.assign(target, first, U32)
 
     def address_of(self, memory: Argument) -> str:
         """Return the name of a memory operand's address."""

@@ -132,8 +132,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
             text.store(kind, old, at)
 
     text.write_lane_loop(mask, act)
-    text.jump(on)
-    text.place(on)
+    text.continue_at(on)
     text.order_after(operation)
     if not isinstance(target, Sink):
         text.assign(target, text.load(vector.of(f"i{bits}"), "%scratch3"), type_name, vector)
@@ -146,11 +145,9 @@ def _swap_sum(text: MemoryText, type_name: str, place: str, value: str, space: s
     """
     kind, bytes_ = f"i{BITS[type_name]}", BITS[type_name] // 8
     start, again, done = text.label("start"), text.label("again"), text.label("swapped")
-    text.jump(start)
-    text.place(start)
+    text.continue_at(start)
     first = text.value(f"load atomic {kind}, ptr {place} monotonic, align {bytes_}")
-    text.jump(again)
-    text.place(again)
+    text.continue_at(again)
     at = len(text.lines)
     text.lines.append("")
     old = f"%{text.label('old')}"

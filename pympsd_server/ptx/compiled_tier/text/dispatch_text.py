@@ -188,13 +188,11 @@ class DispatchText(MemoryText):
             for word in self._words:
                 self.store("i64", self._masked_word(word, masks.get(word, 0)), f"%chosen{word}")
             some = self.have_lanes(segments)
-            self.jump(last)
-            self.place(last)
+            self.continue_at(last)
             self.branch(some, "choose", nowhere)
             return last
         last = self.label("elsewhere")
-        self.jump(last)
-        self.place(last)
+        self.continue_at(last)
         for k in segments:
             last = self.label("next")
             self.branch(
@@ -211,8 +209,7 @@ class DispatchText(MemoryText):
         self.place("dispatch")
         for word in self._words:
             self.store("i64", self.load("i64", f"%waiting{word}"), f"%chosen{word}")
-        self.jump("choose")
-        self.place("choose")
+        self.continue_at("choose")
         for word, bits in _bits_by_word(set().union(*self.plan.pending)).items():
             value, find, following = self.load("i64", f"%chosen{word}"), self.label("find"), self.label("choose")
             self.branch(self.op("icmp ne", "i64", value, "0"), find, following)

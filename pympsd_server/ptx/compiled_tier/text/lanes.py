@@ -389,8 +389,7 @@ class Lanes(Text):
     def write_lane_loop(self, mask: str, body: Callable[[str], None]) -> None:
         """Write a loop over the lanes of a mask, the lowest first; `body` is called with the lane's number as i64."""
         before, loop, on = self.label("before"), self.label("lane"), self.label("after")
-        self.jump(before)
-        self.place(before)
+        self.continue_at(before)
         self.branch(self.op("icmp eq", self.mask_type, mask, "0"), on, loop)
         self.place(loop)
         remaining, rest = f"%{self.label('remaining')}", f"%{self.label('rest')}"
@@ -400,8 +399,7 @@ class Lanes(Text):
         lane = self.call(f"llvm.cttz.{kind}", kind, (kind, remaining), ("i1", "true"))
         body(self.cast("zext", lane, kind, "i64"))
         end = self.label("end")
-        self.jump(end)
-        self.place(end)
+        self.continue_at(end)
         self.line(f"{rest} = and {kind} {remaining}, {self.op('sub', kind, remaining, '1')}")
         self.lines[at] = f"  {remaining} = phi {kind} [{mask}, %{before}], [{rest}, %{end}]"
         self.branch(self.op("icmp eq", kind, rest, "0"), on, loop)

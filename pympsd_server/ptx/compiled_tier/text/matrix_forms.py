@@ -75,8 +75,7 @@ def _register_type(matrix: str, kind: str) -> str:
 def _multiply(text: MemoryText, operation: Operation) -> None:
     """Write D = A * B + C. The types are of D, A, B and C, or for wmma of f16 only of D and C."""
     types = operation.types
-    d, a, _, c = types if len(types) == 4 else (types[0], "f16", "f16", types[1])
-    b = types[2] if len(types) == 4 else "f16"
+    d, a, b, c = types if len(types) == 4 else (types[0], "f16", "f16", types[1])
     text.refuse_if(text.width != WARP, "width")
     text.refuse_if(a == "b1")
     size, kinds = _size(operation), (a, b, c, d)
@@ -232,7 +231,7 @@ class _ProductText:
         kind, adds_last = _ROW.of("double"), self.kinds[0] != "f64"
         with self._loop("block", down * across) as (block, _, _):
             row, column = text.op("urem", "i64", block, str(down)), text.op("udiv", "i64", block, str(down))
-            start = self._accumulators(block, "%c", self.kinds[2])
+            start = self._accumulators(block)
             ends = [f"%{text.label('sum')}" for _ in range(8)]
             with self._loop("sums", steps) as (step, before, last):
                 sums = [
@@ -264,36 +263,32 @@ class _ProductText:
         """
         text = self.text
         before, loop, last, end = (text.label(part) for part in ("before", name, "last", "end"))
-        text.jump(before)
-        text.place(before)
-        text.jump(loop)
-        text.place(loop)
+        text.continue_at(before)
+        text.continue_at(loop)
         following = f"%{text.label('following')}"
         at = text.phi("i64", ("0", before), (following, last))
         yield at, before, last
-        text.jump(last)
-        text.place(last)
+        text.continue_at(last)
         text.line(f"{following} = add i64 {at}, {step}")
         text.branch(text.op("icmp ult", "i64", following, str(count)), loop, end)
         text.place(end)
 
-    def _accumulators(self, block: str, base: str, kind: str) -> list[str]:
+    def _accumulators(self, block: str) -> list[str]:
         """Load the 8 rows of a block of C, in the type in which sums are added."""
-        text, nbytes = self.text, STORED[kind].itemsize
-        size = 64 * nbytes
-        place = text.value(f"getelementptr i8, ptr {base}, i64 {text.op('mul', 'i64', block, str(size))}")
+        text, kind = self.text, self.kinds[2]
+        nbytes = STORED[kind].itemsize
+        place = text.value(f"getelementptr i8, ptr %c, i64 {text.op('mul', 'i64', block, str(64 * nbytes))}")
         element = {"f16": "half", "f32": "float", "f64": "double", "s32": "i32"}[kind]
         rows = []
         for i in range(8):
             if kind == "f16":
                 row = text.load(_ROW.of(element), text.field(place, 8 * i * nbytes), 2)
+                row = text.cast("fpext", row, _ROW.of("half"), _ROW.of("float"))
             else:  # lanes 4 * i to 4 * i + 3 of two registers
                 quarter = Lanes(4).of(element)
                 parts = [text.load(quarter, text.field(place, (32 * e + 4 * i) * nbytes), nbytes) for e in (0, 1)]
                 order = "<8 x i32> <" + ", ".join(f"i32 {k // 2 + 4 * (k % 2)}" for k in range(8)) + ">"
                 row = text.value(f"shufflevector {quarter} {parts[0]}, {quarter} {parts[1]}, {order}")
-            if kind == "f16":
-                row = text.cast("fpext", row, _ROW.of("half"), _ROW.of("float"))
             if kind in ("f16", "f32"):
                 row = text.cast("fpext", row, _ROW.of("float"), _ROW.of("double"))
             elif kind == "s32":

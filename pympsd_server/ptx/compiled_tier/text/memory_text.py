@@ -160,8 +160,7 @@ class MemoryText(VectorMemory):
         lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "true"))
         lane = self.cast("zext", lane, self.mask_type, "i64")
         second = self.load("i64", self.value(f"getelementptr i64, ptr %scratch0, i64 {lane}"))
-        self.jump(on)
-        self.place(on)
+        self.continue_at(on)
         return Pointers(group.space, single=self.phi("i64", (first, quick), (second, end)))
 
     def _resolve(self, group: Accesses, site: int, mask: str) -> str:
@@ -227,8 +226,7 @@ class MemoryText(VectorMemory):
         second_way = self.load(kind, "%scratch0")
         if space == "shared":
             second_way = self.op("sub", kind, second_way, self.splat("%shared", "i64", vector))
-        self.jump(on)
-        self.place(on)
+        self.continue_at(on)
         pointers.lanes = self.phi(kind, (first_way, quick), (second_way, end))
         if space == "shared":  # as i32, because more of them fit in a vector
             pointers.lanes = self.cast("trunc", pointers.lanes, kind, vector.of("i32"))
@@ -372,8 +370,7 @@ class MemoryText(VectorMemory):
         kind, size = self.vector.of(f"i{bits}"), bits // 8
         places = [self.host_addresses(pointers, offset + k * size) for k in range(count)]
         second = [self.gather_slowly(place, kind, size, mask) for place in places]
-        self.jump(join)
-        self.place(join)
+        self.continue_at(join)
         return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
 
     def _prefetch(self, pointers: Pointers, offset: int) -> None:
@@ -442,8 +439,7 @@ class MemoryText(VectorMemory):
                 self.scatter_slowly(self.host_addresses(pointers, at), value, kind, size, mask)
             else:
                 self.scatter_elements(self._lane_pointers(pointers, at), value, bits, mask)
-        self.jump(join)
-        self.place(join)
+        self.continue_at(join)
 
     # --- interleaved local memory
 
@@ -458,8 +454,7 @@ class MemoryText(VectorMemory):
         lanes = address if varies else self.splat(address, "i64", self.vector)
         self.store(self.vector.of("i64"), lanes, "%scratch0")
         self._resolve(group, 0, mask)
-        self.jump(on)
-        self.place(on)
+        self.continue_at(on)
         if not varies:
             return Pointers(group.space, single=address)
         lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "false"))
@@ -506,10 +501,8 @@ class MemoryText(VectorMemory):
         self.jump(join)
         self.place(far)
         own = self.gather_elements(self._place_local(lanes, self.vector), bits, mask)
-        self.jump(end)
-        self.place(end)
-        self.jump(join)
-        self.place(join)
+        self.continue_at(end)
+        self.continue_at(join)
         return self.phi(self.vector.of(f"i{bits}"), (same, near), (own, end))
 
     def _load_local(self, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
@@ -541,5 +534,4 @@ class MemoryText(VectorMemory):
         self.place(far)
         if pointers.lanes:
             self.scatter_elements(self._place_local(lanes, self.vector), value, 8 * self.word, mask)
-        self.jump(join)
-        self.place(join)
+        self.continue_at(join)

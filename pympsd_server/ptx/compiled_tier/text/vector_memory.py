@@ -35,8 +35,7 @@ class VectorMemory(Lanes):
         self.jump(join)
         self.place(some)
         second = part()
-        self.jump(join)
-        self.place(join)
+        self.continue_at(join)
         return "" if kind == "void" else self.phi(kind, (first, full), (second, some))
 
     def store_masked(self, pointer: str, value: str, wide: Shape, bits: int, mask: str) -> None:
