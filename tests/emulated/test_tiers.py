@@ -70,7 +70,7 @@ def test_both_tiers_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tier", ["numpy", pytest.param("compiled", marks=pytest.mark.long(""))])
 def test_long_blocks_are_split_without_a_difference(monkeypatch: pytest.MonkeyPatch, tier: str) -> None:
     use_tier(monkeypatch, tier)
-    kernel = Kernel(3, PROGRAMS)
+    kernel = Kernel(3, 1)
     expected, _ = run(kernel, kernel.text)
     monkeypatch.setattr(control_flow, "MAX_OPERATIONS_PER_BLOCK", 2)
     results, is_compiled = run(kernel, kernel.text)
