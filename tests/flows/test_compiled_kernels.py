@@ -108,7 +108,7 @@ def half_written(kernels: Path) -> list[Path]:
 
 
 @pytest.mark.long
-def test_a_killed_compiler_makes_a_kernel_slower_and_nothing_else(
+def test_a_killed_compiler_costs_a_kernel_nothing_but_speed(
     daemon: DaemonProcess, make_client: MakeClient, slow: Path, quick: Path, kernels: Path
 ) -> None:
     client, other = make_client().connect(), make_client().connect()

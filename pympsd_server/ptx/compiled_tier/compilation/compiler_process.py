@@ -84,7 +84,7 @@ def compile_text(text: str, is_abandoned: Callable[[], bool] = lambda: False) ->
         finally:
             process.kill()
     if process.returncode == -signal.SIGXCPU:
-        raise TimeoutError(f"LLVM needs more than {MAX_SECONDS} s of processor time for the kernel")
+        raise TimeoutError(f"LLVM needs more than {MAX_SECONDS} s of processor time for it")
     if process.returncode:
         reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
         raise ChildProcessError(f"the compiler's process ended with status {process.returncode}: {reason}")
