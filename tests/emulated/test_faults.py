@@ -109,6 +109,16 @@ def test_parameters_are_not_written(text: str) -> None:
         assert caught.value.thread == (5, 0, 0)
 
 
+def test_an_mbarrier_that_is_only_read_may_be_a_parameter() -> None:
+    """Its state has no meaning; but both tiers find the address valid."""
+    text = f"{PARAMETER} mbarrier.test_wait.b64 %p, [%d0], %d1; mbarrier.inval.b64 [%d0];"
+    declarations = ".reg .b32 %r<4>; .reg .b64 %d<4>; .reg .pred %p;"
+    device = Device(1 << 20)
+    device.launch(
+        device.load(f"{HEADER}.visible .entry k(.param .u64 p)\n{{ {declarations}\n{text}\nret; }}"), "k", 1, 40, 0
+    )
+
+
 def body(text: str) -> str:
     declarations = ".reg .b32 %r<4>; .reg .b64 %d<4>; .shared .b8 s[64]; .local .b8 l[16];"
     return f"{HEADER}.visible .entry k()\n{{ {declarations}\n{text}\nret; }}\n"

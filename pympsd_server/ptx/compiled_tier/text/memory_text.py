@@ -169,7 +169,7 @@ class MemoryText(VectorMemory):
         items = [f"i64 {number}" for pair in sorted(group.sites) for number in pair]
         self.tables.append(f"{name} = private constant [{len(items)} x i64] [{', '.join(items)}]")
         assert self.operation is not None
-        is_read = self.operation.name in ("ld", "ldu") or self.operation.one_of("test_wait", "try_wait")
+        is_read = self.operation.name in ("ld", "ldu") or self.operation.one_of("test_wait", "try_wait", "inval")
         space = SPACE_NUMBERS[group.space] if is_read or group.space != "generic" else WRITTEN
         bad = self.call(
             "kernels_resolve",
