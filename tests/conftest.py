@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,26 +29,36 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ENDING_SECONDS = 10.0
 """A thread, or an orphan of a daemon or a server, that is still ending when its test ends has this long."""
+COMPILER = "pympsd_server.ptx.compiled_tier.compilation.compiler_process"
+"""The module whose `compiler`, a process with a thread and a socket, serves many tests."""
 KEPT_BY_LIBRARIES = ("/dev/urandom", "/dev/random", "/proc/self/maps")
+
+
+def _compiler() -> tuple[int, int]:
+    """Return the PID of this process's compiler of kernels, and the descriptor of the socket to it."""
+    compiler = getattr(sys.modules.get(COMPILER), "compiler", None)
+    return (compiler.pid, compiler.requests.fileno()) if compiler is not None and compiler.requests else (0, -1)
 
 
 def _descriptors() -> set[tuple[int, str]]:
     descriptors = set()
+    _, requests = _compiler()
     for name in os.listdir("/proc/self/fd"):
         try:
             descriptors.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
         except FileNotFoundError:
             continue  # the descriptor of this very listing
-    return {(fd, target) for fd, target in descriptors if not target.startswith(KEPT_BY_LIBRARIES)}
+    return {(fd, name) for fd, name in descriptors if fd != requests and not name.startswith(KEPT_BY_LIBRARIES)}
 
 
 def _children() -> set[int]:
-    return set(children_of(os.getpid()))
+    compiler, _ = _compiler()
+    return set(children_of(os.getpid())) - {compiler}
 
 
 def _threads() -> set[threading.Thread]:
     # Trio keeps worker threads for ten idle seconds, on purpose.
-    return {thread for thread in threading.enumerate() if not thread.name.lower().startswith("trio")}
+    return {thread for thread in threading.enumerate() if not thread.name.lower().startswith(("trio", "compiler"))}
 
 
 def _leaks(fds: set[tuple[int, str]], children: set[int], threads: set[threading.Thread]) -> list[str]:

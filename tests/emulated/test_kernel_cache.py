@@ -352,12 +352,14 @@ def test_the_compiler_dies_with_the_executor() -> None:
         assert executor.stdin is not None
         executor.stdin.write(SLOW.encode())
         executor.stdin.close()
-        wait_until(lambda: children_of(executor.pid), "the compiler's process")
+        wait_until(lambda: children_of(executor.pid), "the compiler")
         (compiler,) = children_of(executor.pid)
-        descriptor = os.pidfd_open(compiler)
+        wait_until(lambda: children_of(compiler), "the compilation")
+        descriptors = [os.pidfd_open(pid) for pid in (compiler, *children_of(compiler))]
         executor.kill()
-    assert select.select([descriptor], [], [], SECONDS)[0]
-    os.close(descriptor)
+    for descriptor in descriptors:
+        assert select.select([descriptor], [], [], SECONDS)[0]
+        os.close(descriptor)
 
 
 def test_a_kernel_may_be_stored_twice_at_the_same_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,11 +93,16 @@ def executor_of(daemon: DaemonProcess) -> int:
 
 
 def begin_compilation(client: ClientProcess, kernel: Path, executor: int) -> int:
-    """Let a client run a kernel; return the process that compiles it."""
+    """Let a client run a kernel; return the process that compiles it, a child of the executor's compiler."""
     client.send(f"ptx {kernel} 32")
-    wait_until(lambda: children_of(executor), "the compiler's process")
-    (compiler,) = children_of(executor)
-    return compiler
+    wait_until(lambda: compilations_of(executor), "the compilation")
+    (compilation,) = compilations_of(executor)
+    return compilation
+
+
+def compilations_of(executor: int) -> list[int]:
+    """Return the processes that compile kernels for an executor."""
+    return [child for compiler in children_of(executor) for child in children_of(compiler)]
 
 
 def half_written(kernels: Path) -> list[Path]:
@@ -107,13 +112,15 @@ def half_written(kernels: Path) -> list[Path]:
 # --- processes that are killed while a kernel is compiled
 
 
-@pytest.mark.long
+@pytest.mark.long(but=["compiler"])
+@pytest.mark.parametrize("victim", ["compiler", "compilation"])
 def test_a_killed_compiler_costs_a_kernel_nothing_but_speed(
-    daemon: DaemonProcess, make_client: MakeClient, slow: Path, quick: Path, kernels: Path
+    daemon: DaemonProcess, make_client: MakeClient, slow: Path, quick: Path, kernels: Path, victim: str
 ) -> None:
     client, other = make_client().connect(), make_client().connect()
-    compiler = begin_compilation(client, slow, executor_of(daemon))
-    os.kill(compiler, signal.SIGKILL)
+    compilation = begin_compilation(client, slow, executor_of(daemon))
+    (compiler,) = children_of(executor_of(daemon))
+    os.kill(compiler if victim == "compiler" else compilation, signal.SIGKILL)
     assert other.call("add") == RIGHT
     assert client.result() == f"CUDA_SUCCESS {SLOW_ROUNDS}"
     wait_until(
@@ -131,12 +138,12 @@ def test_a_killed_executor_takes_its_compiler_along(
 ) -> None:
     client = make_client().connect()
     executor = executor_of(daemon)
-    compiler = begin_compilation(client, endless, executor)
+    compilation = begin_compilation(client, endless, executor)
     os.kill(executor if victim == "executor" else daemon.servers()[0], signal.SIGKILL)
     result = client.result()
     assert result == ("CUDA_ERROR_LAUNCH_FAILED 0" if victim == "executor" else "CUDA_ERROR_MPS_RPC_FAILURE 0")
     client.end()
-    wait_until(lambda: not alive(compiler) and not alive(executor), "the end of both processes")
+    wait_until(lambda: not alive(compilation) and not alive(executor), "the end of both processes")
     assert half_written(kernels) == []
     assert make_client().connect().call(f"ptx {quick} 32") == "CUDA_SUCCESS 100"
 
@@ -144,13 +151,13 @@ def test_a_killed_executor_takes_its_compiler_along(
 @pytest.mark.long
 def test_a_killed_daemon_stops_no_compilation(daemon: DaemonProcess, make_client: MakeClient, slow: Path) -> None:
     client, executor = make_client().connect(), executor_of(daemon)
-    compiler = begin_compilation(client, slow, executor)
+    compilation = begin_compilation(client, slow, executor)
     daemon.kill()
     assert client.result() == f"CUDA_SUCCESS {SLOW_ROUNDS}"
-    assert alive(compiler)
+    assert alive(compilation)
     daemon.start()
     client.end()
-    wait_until(lambda: not alive(compiler), "the end of a compilation that nobody needs")
+    wait_until(lambda: not alive(compilation), "the end of a compilation that nobody needs")
 
 
 @pytest.mark.long
@@ -158,10 +165,10 @@ def test_the_kernels_of_a_killed_client_are_not_compiled_for_others(
     daemon: DaemonProcess, make_client: MakeClient, endless: Path, kernels: Path
 ) -> None:
     client, other = make_client().connect(), make_client().connect()
-    compiler = begin_compilation(client, endless, executor_of(daemon))
+    compilation = begin_compilation(client, endless, executor_of(daemon))
     client.end(signal.SIGKILL)
     assert other.call("add") == RIGHT
-    wait_until(lambda: not alive(compiler), "the end of a compilation that nobody needs")
+    wait_until(lambda: not alive(compilation), "the end of a compilation that nobody needs")
     assert other.call("add") == RIGHT
     assert half_written(kernels) == []
 
@@ -182,10 +189,12 @@ def test_a_users_many_processes_do_not_keep_another_users_kernel_waiting(
         executor = executor_of(daemon)
         for client in many:
             client.send(f"ptx {endless} 32")
-        wait_until(lambda: len(children_of(executor)) == MAX_PROCESSES // 2, "the compilations that a user may have")
+        wait_until(
+            lambda: len(compilations_of(executor)) == MAX_PROCESSES // 2, "the compilations that a user may have"
+        )
         assert other.call(f"ptx {write(directory, 'long', loop(100_000))} 32") == "CUDA_SUCCESS 100000"
         assert len(list(kernels.glob("*/*"))) == 1
-        assert len(children_of(executor)) == MAX_PROCESSES // 2
+        assert len(compilations_of(executor)) == MAX_PROCESSES // 2
 
 
 # --- kernels on disk

@@ -1,15 +1,20 @@
-"""Compile the text of a kernel to object code, by LLVM in a process of its own.
+"""Compile the text of a kernel to object code, by LLVM in processes of its own.
 
 The problem: LLVM takes seconds for some kernels and minutes for a few. A hostile kernel may exhaust memory, or make
 LLVM fail an assertion, which ends the process. And llvmlite lets only one thread of a process use LLVM. In the
-executor, one program's kernel could stop the kernels of all others.
+executor, one program's kernel could stop the kernels of all others. But to start Python and import llvmlite takes a
+process 80 ms of processor time, and LLVM takes less for most kernels.
 
-The idea: each kernel is compiled by a Python process that does nothing else. It runs this file as a script, imports
-llvmlite and nothing of pympsd, has limits of processor time and memory, and dies with the thread that waits for it:
+The idea: a process of the executor, the compiler, imports llvmlite and nothing of pympsd, and forks a child for each
+kernel. It runs this file as a script. A request is one packet on its standard input, with four descriptors:
 
-    executor                                   compiler process
-    text of the kernel ----> standard input ----> LLVM, MAX_SECONDS of processor time, MAX_BYTES of memory
-    object code       <---- standard output <----
+    executor                                 compiler                    child, one for each kernel
+    limits; text, object code, messages  --> fork ---------------------> LLVM, MAX_SECONDS of processor time,
+    (files in memory) and a socket           |                           MAX_BYTES of memory
+    exit status (socket)                 <-- wait <--------------------- object code, or what is wrong (files)
+
+The compiler kills a child whose socket the executor has closed. It ends when the executor has, which closes its
+standard input, and when it has had no child for IDLE_SECONDS; then the next kernel starts another.
 
 Invariant: in the executor itself, LLVM is used only for object code that object_code.py cannot link.
 """
@@ -20,15 +25,19 @@ import ctypes
 import os
 import re
 import resource
+import select
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from threading import Lock, Thread
+from typing import Any, Final, NoReturn
 
 LEVEL: Final = 2
 MAX_DEPENDENCIES: Final = 200
@@ -47,8 +56,13 @@ longest texts take 300 MB."""
 MASK_REGISTERS: Final = "avx512bw"
 """The name, in LLVM and in /proc/cpuinfo, of the extension that gives a processor mask registers for 32 lanes."""
 _MASK_TO_LANES: Final = re.compile(r"^  (%\S+) = bitcast i32 (\S+) to <32 x i1>", re.MULTILINE)
+IDLE_SECONDS: Final = 5.0
+"""The time after which a compiler without work ends."""
 _LOOK_SECONDS: Final = 0.5
 """The time between two checks of whether the result is still needed."""
+_MAX_BYTES_OF_PACKET: Final = 64
+_NO_STATUS: Final = -signal.SIGKILL
+"""The status of a compilation whose compiler was killed, as when memory is short."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -68,37 +82,75 @@ def compile_text(text: str, is_abandoned: Callable[[], bool] = lambda: False) ->
         ImportError: llvmlite is not installed.
         TimeoutError: The compilation needs more than MAX_SECONDS of processor time.
         ChildProcessError: The compilation failed; the text has LLVM's last line.
-        InterruptedError: `is_abandoned` has returned True. The process has ended.
+        InterruptedError: `is_abandoned` has returned True. The compilation has ended or will.
     """
-    arguments = str(find_llvmlite()), str(MAX_SECONDS), str(MAX_BYTES), str(os.getpid())
-    with open(os.memfd_create("kernel"), "w+b") as content:
+    with ExitStack() as stack:
+        names = "kernel", "object code", "messages"
+        content, output, messages = (stack.enter_context(open(os.memfd_create(name), "w+b")) for name in names)
         content.write(text.encode())
-        content.seek(0)
-        process = subprocess.Popen(
-            [sys.executable, "-IS", __file__, *arguments],
-            stdin=content, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-    with process:
-        try:
-            output, errors = _read(process, is_abandoned)
-        finally:
-            process.kill()
-    if process.returncode == -signal.SIGXCPU:
-        raise TimeoutError(f"LLVM needs more than {MAX_SECONDS} s of processor time for it")
-    if process.returncode:
-        reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ChildProcessError(f"the compiler's process ended with status {process.returncode}: {reason}")
-    return output
+        content.flush()
+        ours, theirs = (stack.enter_context(end) for end in socket.socketpair(type=socket.SOCK_SEQPACKET))
+        compiler.request(
+            f"{MAX_SECONDS} {MAX_BYTES}", [content.fileno(), output.fileno(), messages.fileno(), theirs.fileno()]
+        )
+        theirs.close()
+        status = int(_wait(ours, is_abandoned) or _NO_STATUS)
+        if status == -signal.SIGXCPU:
+            raise TimeoutError(f"LLVM needs more than {MAX_SECONDS} s of processor time for it")
+        if status:
+            messages.seek(0)
+            reason = messages.read().decode(errors="replace").strip().rpartition("\n")[2]
+            raise ChildProcessError(f"the compiler's process ended with status {status}: {reason}")
+        output.seek(0)
+        return output.read()
 
 
-def _read(process: subprocess.Popen[bytes], is_abandoned: Callable[[], bool]) -> tuple[bytes, bytes]:
-    """Read the output and errors of a process until it ends. Raises InterruptedError if it is abandoned."""
+def _wait(connection: socket.socket, is_abandoned: Callable[[], bool]) -> bytes:
+    """Wait for the exit status of a compilation; empty if the compiler was killed.
+
+    Raises InterruptedError if nobody needs the kernel any more.
+    """
+    connection.settimeout(_LOOK_SECONDS)
     while True:
         try:
-            return process.communicate(timeout=_LOOK_SECONDS)
-        except subprocess.TimeoutExpired:
+            return connection.recv(_MAX_BYTES_OF_PACKET)
+        except TimeoutError:
             if is_abandoned():
                 raise InterruptedError("nobody needs the kernel any more") from None
+
+
+class _Compiler:
+    """The compiler of this process, which is started when it is needed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.requests: socket.socket | None = None
+        self._requesting: Final = Lock()
+
+    def request(self, limits: str, descriptors: Sequence[int]) -> None:
+        """Request a compilation. If the compiler is killed, the descriptors are closed without an answer."""
+        with self._requesting:
+            for _ in range(2):
+                if self.requests is not None:
+                    with suppress(ConnectionError):
+                        socket.send_fds(self.requests, [limits.encode()], descriptors)
+                        return
+                    self.requests.close()  # it has ended, or is ending because it had no work
+                self.requests = self._start()
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-IS", __file__, str(find_llvmlite())],
+                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        self.pid = process.pid
+        Thread(target=process.wait, name="compiler", daemon=True).start()
+        return ours
+
+
+compiler: Final = _Compiler()
 
 
 def new_machine(llvm: Any) -> Any:
@@ -146,24 +198,98 @@ def _spread_mask(conversion: re.Match[str]) -> str:
   {result} = icmp ne {kind} {name}.own, zeroinitializer"""
 
 
+class _Children:
+    """The compiler's side: the compilations that run, and the requests for more."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._running: dict[int, tuple[int, socket.socket]] = {}
+        """For each child the descriptor that the kernel signals at its end (pidfd): its PID, and the socket."""
+        self._poll = select.poll()
+
+    def run(self) -> None:
+        """Start a child for each request, until there is none for IDLE_SECONDS or the executor has ended."""
+        self._poll.register(self._requests, select.POLLIN)
+        is_open = True
+        while is_open or self._running:
+            ready = dict(self._poll.poll(None if self._running else IDLE_SECONDS * 1000))
+            if not ready:
+                self._requests.shutdown(socket.SHUT_RD)  # from now on, requests fail; one may have come just now
+            if self._requests.fileno() in ready or not ready:
+                limits, descriptors, *_ = socket.recv_fds(self._requests, _MAX_BYTES_OF_PACKET, 4)
+                if limits:
+                    self._start(*map(int, limits.split()), *descriptors)
+                else:
+                    is_open = False
+                    self._poll.unregister(self._requests)
+            for pidfd, (pid, asker) in tuple(self._running.items()):
+                if pidfd in ready:
+                    self._report(pidfd)
+                elif asker.fileno() in ready:
+                    self._poll.unregister(asker)
+                    os.kill(pid, signal.SIGKILL)
+
+    def _start(self, seconds: int, nbytes: int, content: int, output: int, messages: int, asker: int) -> None:
+        parent, connection = os.getpid(), socket.socket(fileno=asker)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _compile(parent, seconds, nbytes, content, output, messages)
+            pidfd = os.pidfd_open(pid)
+            self._running[pidfd] = pid, connection
+            self._poll.register(pidfd, select.POLLIN)
+            self._poll.register(connection, select.POLLHUP)
+        except OSError as error:  # no process is left
+            os.write(messages, str(error).encode())
+            with connection, suppress(OSError):
+                connection.send(b"1")
+        for descriptor in (content, output, messages):
+            os.close(descriptor)
+
+    def _report(self, pidfd: int) -> None:
+        """Report the exit status of a child that has ended."""
+        pid, asker = self._running.pop(pidfd)
+        _, status = os.waitpid(pid, 0)
+        with asker, suppress(OSError, KeyError):
+            self._poll.unregister(asker)
+            asker.send(str(os.waitstatus_to_exitcode(status)).encode())
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+
+
+def _compile(parent: int, seconds: int, nbytes: int, content: int, output: int, messages: int) -> NoReturn:
+    """Compile a file to another in a child of the compiler, which it ends."""
+    try:
+        os.dup2(messages, sys.stderr.fileno())
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == parent:
+            _limit(resource.RLIMIT_CPU, seconds)
+            _limit(resource.RLIMIT_AS, nbytes)
+            with open(content, "rb") as text, open(output, "wb") as result:
+                text.seek(0)
+                result.write(_emit(text.read().decode()))
+            os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
 def _limit(kind: int, maximum: int) -> None:
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (maximum if hard == resource.RLIM_INFINITY else min(maximum, hard), hard))
 
 
 def main() -> None:
-    """Compile standard input to standard output. Arguments: llvmlite's folder, the limits, the parent's PID."""
-    folder, seconds, nbytes, parent = sys.argv[1:]
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
-        sys.exit("the executor has ended")
+    """Be the compiler, for requests on standard input. Argument: llvmlite's folder."""
     with suppress(OSError):  # if memory is short, kill this process, and not the executor of many programs
         Path("/proc/self/oom_score_adj").write_text("1000")
     _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_CPU, int(seconds))
-    _limit(resource.RLIMIT_AS, int(nbytes))
-    sys.path.append(folder)
-    sys.stdout.buffer.write(_emit(sys.stdin.buffer.read().decode()))
+    sys.path.append(sys.argv[1])
+    with suppress(Exception):  # each child fails with the same error, and has somebody to report it to
+        import llvmlite.binding  # noqa: F401
+    with socket.socket(fileno=sys.stdin.fileno()) as requests:
+        _Children(requests).run()
 
 
 if __name__ == "__main__":
