@@ -70,7 +70,7 @@ def _examine(program: ElfFile, path: str, libraries: str) -> Examined:
         return Examined(reason, uses_cuda=True, libraries=linked)
     uses_cuda = bool(linked) or program.has_device_code()
     if uses_cuda and not os.path.exists(f"{libraries}/libcuda.so.1"):
-        reason = f"{libraries} has no libcuda.so.1: pympsd was installed without a C compiler; install one, and pympsd again"
+        reason = f"{libraries} has no libcuda.so.1: install a C compiler, then pympsd again"
     else:
         reason = (
             _loader_ignores_path(program, path)

@@ -112,7 +112,7 @@ def test_a_next_daemon_that_may_not_open_what_is_left_to_it_refuses_and_nothing_
     daemon.command = str(script)
     refused = daemon.start()
     assert refused.returncode == 1
-    assert f"are more than this one may open: {ADVICE} and start it again" in refused.stderr
+    assert f"are more than this daemon may open: {ADVICE} and start the daemon again" in refused.stderr
     assert sharing.client.call("add") == RIGHT
     daemon.command = PYMPSD
     assert daemon.start().returncode == 0

@@ -325,7 +325,11 @@ def test_a_full_disk_is_reported_at_the_programs_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("file", "not a trace file"), ("link", "a symbolic link"), ("fifo", "not a regular file")],
+    [
+        ("file", "the file is not a trace"),
+        ("link", "the path is a symbolic link"),
+        ("fifo", "the path is not a regular file"),
+    ],
 )
 def test_a_programs_trace_replaces_and_follows_nothing(tmp_path: Path, kind: str, reason: str) -> None:
     path, other = tmp_path / "trace.json", tmp_path / "other"
@@ -337,9 +341,7 @@ def test_a_programs_trace_replaces_and_follows_nothing(tmp_path: Path, kind: str
     else:
         os.mkfifo(path)
     output = run_traced(path)
-    assert output.startswith(
-        f"PYMPSD_TRACE={path}: it is {reason}; give the path of a new or empty file, or of a trace;"
-    )
+    assert output.startswith(f"PYMPSD_TRACE={path}: {reason}; give the path of a new or empty file, or of a trace;")
     assert output.count("\n") == 1
     assert other.read_text() == "[\n"
     assert kind != "file" or path.read_text() == "mine"

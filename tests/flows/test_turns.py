@@ -304,7 +304,8 @@ def test_an_ordinary_users_daemon_and_clients_of_others_refuse_each_other(own: D
     # The daemon: a line that names both.
     wait_until(
         lambda: any(
-            text.startswith(f"Refusing client {client.pid} from user {uid}: ") and f"user {OTHER} runs this" in text
+            text.startswith(f"Refusing client {client.pid} from user {uid}: ")
+            and f"this daemon is user {OTHER}'s" in text
             for text in own.log()
         ),
         "the line of the refusal",

@@ -1005,10 +1005,11 @@ class DaemonMachine(RuleBasedStateMachine):
 
         If users run together no clients connect, because enough of them could make a further user wait for ever.
         """
-        for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN]:
-            self._timer_ends(timer)
         owed = self.in_queue | set(self.debugged)
         for _ in range(50 + self.steps_for_each * self.id_):
+            # A timer may also begin now: for clients that the turn policy passes over.
+            for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN]:
+                self._timer_ends(timer)
             if not owed & (self.in_queue | set(self.debugged)):
                 return
             self._time_passes()
