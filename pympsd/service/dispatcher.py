@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
@@ -241,32 +241,24 @@ class Dispatcher:
                 event, events.OperatorLine | events.ClientConnected | events.ServerExited
             ):
                 self.sockets.look()
-            self._handle(event, quiet=quiet)
+            self._handle(event, quiet)
             # In a loop, because a configuration may open more sockets than calls can be nested.
             while self.sockets is not None and self.sockets.opened:
-                self._handle(self.sockets.opened.pop(0))
+                self._handle(self.sockets.opened.pop(0), quiet=False)
 
-    def queue_again(self, clients: Sequence[events.ClientConnected]) -> None:
-        """Queue the clients that were not handed over to a server that ends. The state is saved once for all of them,
-        because a user may have a thousand and other users wait for that.
-        """
-        if clients:
-            self._handle(*clients)
-
-    def _handle(self, event: events.Event, *others: events.Event, quiet: bool = False) -> None:
-        """Let the state machine handle one event, or several, save the state, and carry out the instructions."""
+    def _handle(self, event: events.Event, quiet: bool) -> None:
+        """Let the state machine handle one event, save the state, and carry out the instructions."""
         is_answered = False
         try:
-            decided = [(each, handle(self.state, each, answer_line)) for each in (event, *others)]
+            instructions = handle(self.state, event, answer_line)
             # Save first, because the next daemon needs a record of everything that is answered or begun below.
             is_query = isinstance(event, events.OperatorLine) and event.line.is_query
             self.save(only_if_lost=is_query)
-            for each, instructions in decided:
-                omitted = CONNECT_LINES if quiet else self._lines_over_limit(each, instructions)
-                for instruction in instructions:
-                    if not (isinstance(instruction, do.Log) and instruction.event in omitted):
-                        self._carry_out(instruction)
-                    is_answered = is_answered or isinstance(instruction, do.Reply)
+            omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
+            for instruction in instructions:
+                if not (isinstance(instruction, do.Log) and instruction.event in omitted):
+                    self._carry_out(instruction)
+                is_answered = is_answered or isinstance(instruction, do.Reply)
             self.tracing.observe(self.state)
             self.changed.set()
             if self.state.queue:

@@ -31,7 +31,7 @@ class NewClient:
     def take(self) -> Offer:
         return self.offer
 
-    def wait_again(self) -> Any: ...
+    def wait_again(self) -> None: ...
 
 
 DISPATCHER: Any = Mock()

@@ -125,10 +125,10 @@ class DriverClientSession(WaitingConversation):
         self.resolved.set()
         return offer
 
-    def wait_again(self) -> ClientConnected:
-        """Return the event that queues the client again, because the client's server has ended or is ending."""
+    def wait_again(self) -> None:
+        """Wait for another server, because the client's server has ended or is ending."""
         self._admitted = None
-        return self._connection_event()
+        self.dispatcher.feed(self._connection_event())
 
     def refuse(self, code: int, reason: str) -> None:
         """Close the conversation."""

@@ -111,8 +111,8 @@ class NewClient(Protocol):
     def take(self) -> Offer:
         """Return the connection to send to the server; the caller then owns it."""
 
-    def wait_again(self) -> events.ClientConnected:
-        """Return the event that queues the client for another server, because this one has ended or is ending."""
+    def wait_again(self) -> None:
+        """Queue the client for another server, because this one has ended or is ending."""
 
 
 _Entry = tuple[NewClient, int, ClientLimits | None]
@@ -186,7 +186,8 @@ class Handoffs:
     def give_back(self) -> None:
         """Let the clients that were not handed over yet wait for the next server, because this one is ending."""
         queue, self._queue = self._queue, []
-        self._dispatcher.queue_again([client.wait_again() for client, *_ in queue])
+        for entry in queue:
+            entry[0].wait_again()
 
     async def run(self, link: ServerLink, is_adopted: bool) -> None:
         """Hand over one client after another; the server gets the next client when the previous one has answered."""
