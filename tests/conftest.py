@@ -58,7 +58,8 @@ def _children() -> set[int]:
 
 def _threads() -> set[threading.Thread]:
     # Trio keeps worker threads for ten idle seconds, on purpose.
-    return {thread for thread in threading.enumerate() if not thread.name.lower().startswith(("trio", "compiler"))}
+    kept = "trio", "end of the compiler"
+    return {thread for thread in threading.enumerate() if not thread.name.lower().startswith(kept)}
 
 
 def _leaks(fds: set[tuple[int, str]], children: set[int], threads: set[threading.Thread]) -> list[str]:

@@ -113,18 +113,17 @@ class Process:
                 call()
             self.native = bindings
             return
-        outcome = f"{answer.reason}: running on a private emulated device"
+        # The frames of a warning from here: _connect, initialize, cuInit's core, cuInit, the program.
         try:
-            self._set_connection(PrivateExecutors(environment))
+            executors = PrivateExecutors(environment)
         except CudaError as error:
-            # A program may ignore a failed cuInit, and then fail far from the cause. But one that is to see no device
-            # has been told so.
-            is_hidden = error.reason.startswith("CUDA_VISIBLE_DEVICES")
-            outcome = "" if is_hidden else f"{answer.reason}, and there is no private emulated device: {error.reason}"
+            # A program may ignore a failed cuInit, and then fail far from the cause; unless it is to see no device.
+            if "leaves no device visible" not in error.reason:
+                reason = f"{answer.reason}, and there is no private emulated device: {error.reason}"
+                warnings.warn(reason, PrivateExecutorWarning, stacklevel=5)
             raise
-        finally:
-            if outcome:  # the frames from here: _connect, initialize, cuInit's core, cuInit, the program
-                warnings.warn(outcome, PrivateExecutorWarning, stacklevel=5)
+        self._set_connection(executors)
+        warnings.warn(f"{answer.reason}: running on a private emulated device", PrivateExecutorWarning, stacklevel=5)
 
     def _set_connection(self, connection: Connection) -> None:
         self.primaries = {device.number: Primary(device) for device in connection.devices}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import resource
 import select
 import signal
 import subprocess
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -342,6 +345,34 @@ def test_a_compiler_that_exhausts_its_memory_fails(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(compiler_process, "MAX_BYTES", 300 << 20)
     with pytest.raises(ChildProcessError):
         compiler_process.compile_text(SLOW)
+
+
+def test_a_compiler_that_cannot_be_started_is_started_for_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = "define i32 @kernel() {\n ret i32 0\n}\n"
+    first = compiler_process.compile_text(kernel)
+    os.kill(compiler_process.compiler.pid, signal.SIGKILL)
+    wait_until(lambda: not children_of(os.getpid()), "the end of the compiler")
+    with monkeypatch.context() as context:
+        context.setattr(subprocess, "Popen", Mock(side_effect=BlockingIOError(errno.EAGAIN, "no process is left")))
+        with pytest.raises(BlockingIOError):
+            compiler_process.compile_text(kernel)
+    assert compiler_process.compile_text(kernel) == first
+
+
+@pytest.mark.parametrize("count", [2, 4], ids=["of a request", "of a child"])
+def test_a_compiler_without_descriptors_refuses_a_kernel_and_continues(count: int) -> None:
+    kernel = "define i32 @kernel() {\n ret i32 0\n}\n"
+    first = compiler_process.compile_text(kernel)
+    pid = compiler_process.compiler.pid
+    wait_until(lambda: os.listdir(f"/proc/{pid}/fd") == ["0", "1", "2"], "the end of the first request")
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3 + count, limits[1]))
+    with pytest.raises(ChildProcessError):
+        compiler_process.compile_text(kernel)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    assert compiler_process.compile_text(kernel) == first
+    assert compiler_process.compiler.pid == pid
+    assert children_of(pid) == []
 
 
 def test_the_compiler_dies_with_the_executor() -> None:

@@ -1006,10 +1006,11 @@ class DaemonMachine(RuleBasedStateMachine):
         If users run together no clients connect, because enough of them could make a further user wait for ever.
         """
         owed = self.in_queue | set(self.debugged)
-        for _ in range(50 + self.steps_for_each * self.id_):
-            # A timer may also begin now: for clients that the turn policy passes over.
-            for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN]:
-                self._timer_ends(timer)
+        for step in range(50 + self.steps_for_each * self.id_):
+            # Now, and later too: a timer may begin now, for clients that the turn policy passes over.
+            for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN and step % 20 == 0]:
+                if timer in self.timers:
+                    self._timer_ends(timer)
             if not owed & (self.in_queue | set(self.debugged)):
                 return
             self._time_passes()

@@ -2,8 +2,8 @@
 
 The problem: LLVM takes seconds for some kernels and minutes for a few. A hostile kernel may exhaust memory, or make
 LLVM fail an assertion, which ends the process. And llvmlite lets only one thread of a process use LLVM. In the
-executor, one program's kernel could stop the kernels of all others. But to start Python and import llvmlite takes a
-process 80 ms of processor time, and LLVM takes less for most kernels.
+executor, one program's kernel could stop the kernels of all others. But a process needs 80 ms of processor time to
+start Python and import llvmlite, more than LLVM needs for most kernels.
 
 The idea: a process of the executor, the compiler, imports llvmlite and nothing of pympsd, and forks a child for each
 kernel. It runs this file as a script. A request is one packet on its standard input, with four descriptors:
@@ -13,8 +13,8 @@ kernel. It runs this file as a script. A request is one packet on its standard i
     (files in memory) and a socket           |                           MAX_BYTES of memory
     exit status (socket)                 <-- wait <--------------------- object code, or what is wrong (files)
 
-The compiler kills a child whose socket the executor has closed. It ends when the executor has, which closes its
-standard input, and when it has had no child for IDLE_SECONDS; then the next kernel starts another.
+The compiler kills a child whose socket the executor has closed. The compiler ends when the executor ends (end of file
+on standard input), or after IDLE_SECONDS without a child; then the next kernel starts another.
 
 Invariant: in the executor itself, LLVM is used only for object code that object_code.py cannot link.
 """
@@ -60,9 +60,13 @@ IDLE_SECONDS: Final = 5.0
 """The time after which a compiler without work ends."""
 _LOOK_SECONDS: Final = 0.5
 """The time between two checks of whether the result is still needed."""
+REAPER: Final = "end of the compiler"
+"""The name of the thread that waits for the compiler's end."""
 _MAX_BYTES_OF_PACKET: Final = 64
 _NO_STATUS: Final = -signal.SIGKILL
 """The status of a compilation whose compiler was killed, as when memory is short."""
+_DESCRIPTORS: Final = 4
+"""The number of descriptors of a request."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -84,25 +88,35 @@ def compile_text(text: str, is_abandoned: Callable[[], bool] = lambda: False) ->
         ChildProcessError: The compilation failed; the text has LLVM's last line.
         InterruptedError: `is_abandoned` has returned True. The compilation has ended or will.
     """
+    for _ in range(2):  # again if the compiler is killed, because others' compilations may be the reason
+        answer, code, messages = _request(text, is_abandoned)
+        if answer:
+            break
+    status = int(answer or _NO_STATUS)
+    if status == -signal.SIGXCPU:
+        raise TimeoutError(f"LLVM needs more than {MAX_SECONDS} s of processor time for this kernel")
+    if status:
+        reason = messages.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ChildProcessError(f"the compiler's process ended with status {status}: {reason}")
+    return code
+
+
+def _request(text: str, is_abandoned: Callable[[], bool]) -> tuple[bytes, bytes, bytes]:
+    """Let the compiler compile a text; return the exit status (empty if the compiler was killed), the object code and
+    the messages.
+    """
     with ExitStack() as stack:
         names = "kernel", "object code", "messages"
-        content, output, messages = (stack.enter_context(open(os.memfd_create(name), "w+b")) for name in names)
-        content.write(text.encode())
-        content.flush()
+        files = [stack.enter_context(open(os.memfd_create(name), "w+b")) for name in names]
+        files[0].write(text.encode())
+        files[0].flush()
         ours, theirs = (stack.enter_context(end) for end in socket.socketpair(type=socket.SOCK_SEQPACKET))
-        compiler.request(
-            f"{MAX_SECONDS} {MAX_BYTES}", [content.fileno(), output.fileno(), messages.fileno(), theirs.fileno()]
-        )
+        compiler.request(f"{MAX_SECONDS} {MAX_BYTES}", [*(file.fileno() for file in files), theirs.fileno()])
         theirs.close()
-        status = int(_wait(ours, is_abandoned) or _NO_STATUS)
-        if status == -signal.SIGXCPU:
-            raise TimeoutError(f"LLVM needs more than {MAX_SECONDS} s of processor time for it")
-        if status:
-            messages.seek(0)
-            reason = messages.read().decode(errors="replace").strip().rpartition("\n")[2]
-            raise ChildProcessError(f"the compiler's process ended with status {status}: {reason}")
-        output.seek(0)
-        return output.read()
+        answer = _wait(ours, is_abandoned)
+        for file in files:
+            file.seek(0)
+        return answer, files[1].read(), files[2].read()
 
 
 def _wait(connection: socket.socket, is_abandoned: Callable[[], bool]) -> bytes:
@@ -128,25 +142,37 @@ class _Compiler:
         self._requesting: Final = Lock()
 
     def request(self, limits: str, descriptors: Sequence[int]) -> None:
-        """Request a compilation. If the compiler is killed, the descriptors are closed without an answer."""
+        """Request a compilation. If the compiler is killed, the descriptors are closed without an answer.
+
+        Raises OSError or RuntimeError if the compiler cannot be started, and ImportError without llvmlite.
+        """
         with self._requesting:
             for _ in range(2):
-                if self.requests is not None:
-                    with suppress(ConnectionError):
-                        socket.send_fds(self.requests, [limits.encode()], descriptors)
-                        return
-                    self.requests.close()  # it has ended, or is ending because it had no work
-                self.requests = self._start()
+                if self.requests is None:
+                    self.requests = self._start()
+                try:
+                    socket.send_fds(self.requests, [limits.encode()], descriptors)
+                    return
+                except ConnectionError:  # the compiler has ended, or is ending because it had no work
+                    self.requests.close()
+                    self.requests = None
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        with theirs:
+        with ExitStack() as stack, theirs:
+            stack.callback(ours.close)
             process = subprocess.Popen(
                 [sys.executable, "-IS", __file__, str(find_llvmlite())],
                 stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-        self.pid = process.pid
-        Thread(target=process.wait, name="compiler", daemon=True).start()
+            self.pid = process.pid
+            try:
+                Thread(target=process.wait, name=REAPER, daemon=True).start()
+            except RuntimeError:  # no thread is left
+                process.kill()
+                process.wait()
+                raise
+            stack.pop_all()
         return ours
 
 
@@ -204,7 +230,7 @@ class _Children:
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
         self._running: dict[int, tuple[int, socket.socket]] = {}
-        """For each child the descriptor that the kernel signals at its end (pidfd): its PID, and the socket."""
+        """For each child's pidfd: the child's PID, and the socket of the request."""
         self._poll = select.poll()
 
     def run(self) -> None:
@@ -216,21 +242,24 @@ class _Children:
             if not ready:
                 self._requests.shutdown(socket.SHUT_RD)  # from now on, requests fail; one may have come just now
             if self._requests.fileno() in ready or not ready:
-                limits, descriptors, *_ = socket.recv_fds(self._requests, _MAX_BYTES_OF_PACKET, 4)
-                if limits:
+                limits, descriptors, *_ = socket.recv_fds(self._requests, _MAX_BYTES_OF_PACKET, _DESCRIPTORS)
+                if len(descriptors) == _DESCRIPTORS:
                     self._start(*map(int, limits.split()), *descriptors)
+                elif limits:  # this process may open no more; without an answer the executor sees an end
+                    for descriptor in descriptors:
+                        os.close(descriptor)
                 else:
                     is_open = False
                     self._poll.unregister(self._requests)
-            for pidfd, (pid, asker) in tuple(self._running.items()):
+            for pidfd, (pid, answer_to) in tuple(self._running.items()):
                 if pidfd in ready:
                     self._report(pidfd)
-                elif asker.fileno() in ready:
-                    self._poll.unregister(asker)
+                elif answer_to.fileno() in ready:
+                    self._poll.unregister(answer_to)
                     os.kill(pid, signal.SIGKILL)
 
-    def _start(self, seconds: int, nbytes: int, content: int, output: int, messages: int, asker: int) -> None:
-        parent, connection = os.getpid(), socket.socket(fileno=asker)
+    def _start(self, seconds: int, nbytes: int, content: int, output: int, messages: int, answer_to: int) -> None:
+        parent, pid, connection = os.getpid(), 0, socket.socket(fileno=answer_to)
         try:
             pid = os.fork()
             if pid == 0:
@@ -239,7 +268,10 @@ class _Children:
             self._running[pidfd] = pid, connection
             self._poll.register(pidfd, select.POLLIN)
             self._poll.register(connection, select.POLLHUP)
-        except OSError as error:  # no process is left
+        except OSError as error:  # no process or no descriptor is left
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
             os.write(messages, str(error).encode())
             with connection, suppress(OSError):
                 connection.send(b"1")
@@ -248,11 +280,11 @@ class _Children:
 
     def _report(self, pidfd: int) -> None:
         """Report the exit status of a child that has ended."""
-        pid, asker = self._running.pop(pidfd)
+        pid, answer_to = self._running.pop(pidfd)
         _, status = os.waitpid(pid, 0)
-        with asker, suppress(OSError, KeyError):
-            self._poll.unregister(asker)
-            asker.send(str(os.waitstatus_to_exitcode(status)).encode())
+        with answer_to, suppress(OSError, KeyError):
+            self._poll.unregister(answer_to)
+            answer_to.send(str(os.waitstatus_to_exitcode(status)).encode())
         self._poll.unregister(pidfd)
         os.close(pidfd)
 
@@ -286,7 +318,7 @@ def main() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     _limit(resource.RLIMIT_CORE, 0)
     sys.path.append(sys.argv[1])
-    with suppress(Exception):  # each child fails with the same error, and has somebody to report it to
+    with suppress(Exception):  # each child fails with the same error, and reports it
         import llvmlite.binding  # noqa: F401
     with socket.socket(fileno=sys.stdin.fileno()) as requests:
         _Children(requests).run()
