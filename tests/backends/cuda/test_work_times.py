@@ -64,7 +64,7 @@ def test_work_is_reported_with_its_times(
     assert [(entry.stream, entry.name) for entry in timeline.work] == [(1, "fill"), (1, "copy")]
     first, second = timeline.work
     assert start <= first.submitted <= second.submitted <= submitted
-    slack = 1_000_000  # between the time of an event and that of the look at it
+    slack = 250_000_000  # between the time of an event and that of the look at it, on a machine with other work
     assert submitted - slack <= first.began <= first.ended <= second.began <= second.ended <= end + slack
 
 
