@@ -23,8 +23,8 @@ pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, 
 TIERS = ()
 PROGRAMS = 2
 """In a kernel: of more, LLVM's time grows faster than their number."""
-KERNELS = int(os.environ.get("PYMPSD_TEST_KERNELS", "20"))
-KERNELS_OF_TEST = 10
+KERNELS = int(os.environ.get("PYMPSD_TEST_KERNELS", "10"))
+KERNELS_OF_TEST = 5
 EVERY_ESCAPING = 5
 
 
