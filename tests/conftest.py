@@ -58,7 +58,7 @@ def _children() -> set[int]:
 
 def _threads() -> set[threading.Thread]:
     # Trio keeps worker threads for ten idle seconds, on purpose.
-    kept = "trio", "end of the compiler"
+    kept = "trio", getattr(sys.modules.get(COMPILER), "REAPER", "trio")
     return {thread for thread in threading.enumerate() if not thread.name.lower().startswith(kept)}
 
 

@@ -119,7 +119,7 @@ class Process:
         except CudaError as error:
             # A program may ignore a failed cuInit, and then fail far from the cause; unless it is to see no device.
             if "leaves no device visible" not in error.reason:
-                reason = f"{answer.reason}, and there is no private emulated device: {error.reason}"
+                reason = f"{answer.reason}, and a private emulated device cannot be used: {error.reason}"
                 warnings.warn(reason, PrivateExecutorWarning, stacklevel=5)
             raise
         self._set_connection(executors)

@@ -90,7 +90,7 @@ def test_devices_that_do_not_exist_are_named(environment: dict[str, str], words:
     done = _run("cuda.cuInit(0); print(name(cuda.cuInit(0)), last_error())", **environment)
     assert done.stdout.startswith("CUDA_ERROR_NO_DEVICE ")
     assert words in done.stdout
-    assert done.stderr.count("there is no private emulated device") == warnings
+    assert done.stderr.count("a private emulated device cannot be used") == warnings
 
 
 def test_devices_are_those_of_the_environment() -> None:

@@ -56,6 +56,8 @@ Waiter = tuple[str, int]
 UIDS = st.sampled_from([0, 500, 600, 65534])
 DEVICES = describe("2xH200")
 NUMBER = st.integers(0, 3)
+STEPS_OF_A_TURN = 20
+"""The number of steps at the end of a test between two times at which all turns time out."""
 """The choice among several servers."""
 
 
@@ -1007,14 +1009,18 @@ class DaemonMachine(RuleBasedStateMachine):
         """
         owed = self.in_queue | set(self.debugged)
         for step in range(50 + self.steps_for_each * self.id_):
-            # Now, and later too: a timer may begin now, for clients that the turn policy passes over.
-            for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN and step % 20 == 0]:
-                if timer in self.timers:
-                    self._timer_ends(timer)
+            # Also later, because a timer may begin now, for clients that the turn policy passes over.
+            if step % STEPS_OF_A_TURN == 0:
+                self._turns_time_out()
             if not owed & (self.in_queue | set(self.debugged)):
                 return
             self._time_passes()
         raise AssertionError(f"clients {sorted(owed & (self.in_queue | set(self.debugged)))} starve")
+
+    def _turns_time_out(self) -> None:
+        for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN]:
+            if timer in self.timers:  # the end of another one may have cancelled it
+                self._timer_ends(timer)
 
     def _time_passes(self) -> None:
         if self.spawning:

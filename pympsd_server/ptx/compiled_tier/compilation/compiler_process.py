@@ -43,7 +43,7 @@ LEVEL: Final = 2
 MAX_DEPENDENCIES: Final = 200
 """The number of memory accesses between which LLVM's scheduler knows the dependencies, each with each, in a part of a
 kernel without branches; above it, half of them become one. LLVM's own number is 1000, and its time grows with the
-square: a kernel with long straight parts took 12 s instead of 3 s, for the same code but for 0.04 % of its bytes.
+square: a kernel with long straight parts took 12 s instead of 3 s, and its code differed in 0.04 % of its bytes.
 """
 MAX_SECONDS: Final = 60
 """The maximum processor time of a compilation; nearly all kernels take less than one second."""
@@ -107,16 +107,17 @@ def _request(text: str, is_abandoned: Callable[[], bool]) -> tuple[bytes, bytes,
     """
     with ExitStack() as stack:
         names = "kernel", "object code", "messages"
-        files = [stack.enter_context(open(os.memfd_create(name), "w+b")) for name in names]
-        files[0].write(text.encode())
-        files[0].flush()
+        content, code, messages = (stack.enter_context(open(os.memfd_create(name), "w+b")) for name in names)
+        content.write(text.encode())
+        content.seek(0)  # for the compilation, which has the same position
         ours, theirs = (stack.enter_context(end) for end in socket.socketpair(type=socket.SOCK_SEQPACKET))
-        compiler.request(f"{MAX_SECONDS} {MAX_BYTES}", [*(file.fileno() for file in files), theirs.fileno()])
+        sent = content, code, messages, theirs
+        compiler.request(f"{MAX_SECONDS} {MAX_BYTES}", [file.fileno() for file in sent])
         theirs.close()
         answer = _wait(ours, is_abandoned)
-        for file in files:
-            file.seek(0)
-        return answer, files[1].read(), files[2].read()
+        code.seek(0)
+        messages.seek(0)
+        return answer, code.read(), messages.read()
 
 
 def _wait(connection: socket.socket, is_abandoned: Callable[[], bool]) -> bytes:
@@ -158,21 +159,18 @@ class _Compiler:
                     self.requests = None
 
     def _start(self) -> socket.socket:
+        command = sys.executable, "-IS", __file__, str(find_llvmlite())
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        with ExitStack() as stack, theirs:
-            stack.callback(ours.close)
-            process = subprocess.Popen(
-                [sys.executable, "-IS", __file__, str(find_llvmlite())],
-                stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+        try:
+            with theirs:
+                process = subprocess.Popen(
+                    command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
             self.pid = process.pid
-            try:
-                Thread(target=process.wait, name=REAPER, daemon=True).start()
-            except RuntimeError:  # no thread is left
-                process.kill()
-                process.wait()
-                raise
-            stack.pop_all()
+            Thread(target=process.wait, name=REAPER, daemon=True).start()
+        except (OSError, RuntimeError):  # no process or no thread is left
+            ours.close()  # which ends the compiler
+            raise
         return ours
 
 
@@ -298,7 +296,6 @@ def _compile(parent: int, seconds: int, nbytes: int, content: int, output: int, 
             _limit(resource.RLIMIT_CPU, seconds)
             _limit(resource.RLIMIT_AS, nbytes)
             with open(content, "rb") as text, open(output, "wb") as result:
-                text.seek(0)
                 result.write(_emit(text.read().decode()))
             os._exit(0)
     except BaseException:
