@@ -350,8 +350,9 @@ def test_a_compiler_that_exhausts_its_memory_fails(monkeypatch: pytest.MonkeyPat
 def test_a_compiler_that_cannot_be_started_is_started_for_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = "define i32 @kernel() {\n ret i32 0\n}\n"
     first = compiler_process.compile_text(kernel)
-    os.kill(compiler_process.compiler.pid, signal.SIGKILL)
-    wait_until(lambda: not children_of(os.getpid()), "the end of the compiler")
+    pid = compiler_process.compiler.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid not in children_of(os.getpid()), "the end of the compiler")
     with monkeypatch.context() as context:
         context.setattr(subprocess, "Popen", Mock(side_effect=BlockingIOError(errno.EAGAIN, "no process is left")))
         with pytest.raises(BlockingIOError):
